@@ -1,0 +1,1 @@
+"""Turns one TPInference into RayClusters and Services; never imports torch or ray."""
