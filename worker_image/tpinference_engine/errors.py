@@ -1,0 +1,79 @@
+"""Everything the engine raises on purpose.
+
+TPInferenceError
+├── InvalidConfig         a flag or a limit; names the field, the value and what is allowed
+├── InvalidModel          the model directory: missing or truncated files, an unknown architecture
+├── InsufficientResources the model or the cache does not fit where it was put
+├── RequestRefused        what a client sent; has the OpenAI `param` and `code`
+│   └── PromptTooLong
+├── EngineBusy            admission is full; answered by 429 with Retry-After
+├── EngineStopped         draining or ended; answered by 503
+└── GroupFailed           a rank group can't go on; all ranks are replaced together
+    ├── RankDied
+    ├── StepTimedOut
+    ├── GroupDiverged     two ranks acknowledged one step differently
+    └── MessageCorrupt
+"""
+
+from __future__ import annotations
+
+
+class TPInferenceError(Exception):
+    """Root of the engine's errors."""
+
+
+class InvalidConfig(TPInferenceError):
+    """A setting that can't be used."""
+
+
+class InvalidModel(TPInferenceError):
+    """A model directory that can't be served."""
+
+
+class InsufficientResources(TPInferenceError):
+    """The model or its cache does not fit."""
+
+
+class RequestRefused(TPInferenceError):
+    """A request that is wrong in itself; trying again does not help."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class PromptTooLong(RequestRefused):
+    """Prompt and wanted output exceed what the model or the cache can hold."""
+
+
+class EngineBusy(TPInferenceError):
+    """Admission is bounded and full."""
+
+
+class EngineStopped(TPInferenceError):
+    """The engine takes no new requests."""
+
+
+class GroupFailed(TPInferenceError):
+    """The rank group is lost; `rank` is the first that failed, where it is known."""
+
+    def __init__(self, message: str, *, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class RankDied(GroupFailed):
+    """A rank's process ended."""
+
+
+class StepTimedOut(GroupFailed):
+    """A step passed its deadline."""
+
+
+class GroupDiverged(GroupFailed):
+    """Ranks acknowledged the same step with different results."""
+
+
+class MessageCorrupt(GroupFailed):
+    """A step message that can't be read, or one of another epoch."""

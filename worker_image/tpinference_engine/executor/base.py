@@ -1,0 +1,57 @@
+"""How the engine core reaches the ranks: one interface for every backend.
+
+Two ways in, as in the design this project started from: the *step* goes through a transport (a
+compiled graph under ray), every other call is a *collective RPC* to all ranks. Both are used by one
+thread, and an RPC only when no step is in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tpinference_engine.step import StepInput, StepOutput
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Where a rank runs, as read back after placement."""
+
+    rank: int
+    pod: str
+    """Host name, which is the pod's name in a cluster."""
+    node: str
+    """Ray's node id."""
+    device: str
+    pid: int
+
+
+class Executor(Protocol):
+    def start(self) -> None:
+        """Ranks are placed, loaded, warmed up and the step path is ready. Raises TPInferenceError."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the cache that every rank has; known after start."""
+
+    @property
+    def places(self) -> tuple[RankPlace, ...]:
+        """The map of ranks, in order; known after start."""
+
+    def submit(self, step: StepInput) -> None:
+        """Sends one call. At most one is in flight."""
+
+    def collect(self) -> StepOutput:
+        """Waits for the call in flight; all ranks acknowledged alike. Raises GroupFailed."""
+
+    def collective_rpc(
+        self, method: str, args: Sequence[Any] = (), timeout_s: float | None = None
+    ) -> list[Any]:
+        """Calls `method` of every rank's worker, answers in rank order. Raises GroupFailed."""
+
+    def check_alive(self) -> None:
+        """Raises RankDied for the first rank whose process has ended."""
+
+    def shutdown(self) -> None:
+        """Ends every rank (killed first, torn down second) and everything start made. Idempotent."""
