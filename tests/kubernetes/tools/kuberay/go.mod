@@ -1,6 +1,6 @@
 module tpinference.dev/tools/kuberay
 
-go 1.26.8
+go 1.26.0
 
 require github.com/ray-project/kuberay/ray-operator v1.6.0
 

@@ -1,6 +1,6 @@
 module tpinference.dev/tools/kubernetes
 
-go 1.26.8
+go 1.26.0
 
 require k8s.io/kubernetes v1.34.4
 

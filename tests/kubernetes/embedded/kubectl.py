@@ -1,0 +1,51 @@
+"""kubectl against one cluster, as its administrator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embedded.command import DEFAULT_TIMEOUT_S, flags, run
+from embedded.tools import tool_path
+
+FIELD_MANAGER = "embedded-cluster"
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """Call it with kubectl's arguments; it answers with kubectl's standard output."""
+
+    kubeconfig: Path
+    # The discovery cache is kept with the cluster, not in the home folder.
+    cache: Path
+
+    def __call__(
+        self, *arguments: str | Path, stdin: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> str:
+        base = flags({"kubeconfig": self.kubeconfig, "cache-dir": self.cache})
+        return run([tool_path("kubectl"), *base, *arguments], stdin=stdin, timeout_s=timeout_s)
+
+    def apply(self, *documents: dict[str, Any]) -> None:
+        """Server-side apply: CRDs are too large for the annotation of the client-side one."""
+        listed = {"apiVersion": "v1", "kind": "List", "items": documents}
+        self._apply("-f", "-", stdin=json.dumps(listed))
+
+    def apply_folder(self, folder: Path) -> None:
+        self._apply("-f", folder)
+
+    def get(self, *arguments: str) -> dict[str, Any]:
+        """The named object or list; an empty dict if it is not there."""
+        text = self("get", *arguments, "--ignore-not-found", "-o", "json")
+        found: dict[str, Any] = json.loads(text) if text.strip() else {}
+        return found
+
+    def wait_for_crds(self, names: Sequence[str]) -> None:
+        crds = [f"crd/{name}" for name in names]
+        self("wait", "--for=condition=Established", *crds, "--timeout=60s")
+
+    def _apply(self, *arguments: str | Path, stdin: str | None = None) -> None:
+        flags = ["--server-side", "--force-conflicts", f"--field-manager={FIELD_MANAGER}"]
+        self("apply", *flags, *arguments, stdin=stdin)
