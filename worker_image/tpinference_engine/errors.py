@@ -4,6 +4,8 @@ TPInferenceError
 ├── InvalidConfig         a flag or a limit; names the field, the value and what is allowed
 ├── InvalidModel          the model directory: missing or truncated files, an unknown architecture
 ├── InsufficientResources the model or the cache does not fit where it was put
+├── RanksNotPlaced        Ray did not have the nodes or devices by the deadline
+├── StartupTimedOut       a stage of start-up did not end in time
 ├── RequestRefused        what a client sent; has the OpenAI `param` and `code`
 │   └── PromptTooLong
 ├── EngineBusy            admission is full; answered by 429 with Retry-After
@@ -32,6 +34,14 @@ class InvalidModel(TPInferenceError):
 
 class InsufficientResources(TPInferenceError):
     """The model or its cache does not fit."""
+
+
+class RanksNotPlaced(TPInferenceError):
+    """Ray did not have what the ranks need by the deadline."""
+
+
+class StartupTimedOut(TPInferenceError):
+    """The engine was not ready by the deadline; names the stage that was running."""
 
 
 class RequestRefused(TPInferenceError):

@@ -12,6 +12,8 @@ of a former owner recognisable.
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +25,7 @@ LAYOUT_VERSION = 1
 _INPUT_MAGIC = 0x5450_4901
 _OUTPUT_MAGIC = 0x5450_4F01
 NO_STEP = -1
+MAX_STEP_ID = 2**31 - 1
 
 Words = npt.NDArray[np.int32]
 
@@ -111,7 +114,7 @@ class StepOutput:
     sampled_step_id: int
     """The step whose logits were sampled, NO_STEP if none were pending."""
     crc: int
-    """CRC-32 of the sampled tokens, in order. Ranks that differ have diverged: fatal for the group."""
+    """`token_crc` of the sampled tokens. Ranks that differ have diverged: fatal for the group."""
     skew_us: int
     """Time from the arrival of the call to its acknowledgement."""
     tokens: tuple[SampledToken, ...] = ()
@@ -142,6 +145,16 @@ class StepLimits:
 _HEADER_WORDS = 12
 _NEW_WORDS = 8
 _OUTPUT_HEADER_WORDS = 10
+
+
+def next_step_id(step_id: int) -> int:
+    """Step ids are one word: after 25 days of a step a millisecond they begin at 0 again."""
+    return 0 if step_id == MAX_STEP_ID else step_id + 1
+
+
+def token_crc(tokens: Sequence[int]) -> int:
+    """What every rank acknowledges of its sampled tokens, in the order of the SAMPLE rows."""
+    return zlib.crc32(np.array(tokens, dtype=np.int32).tobytes())
 
 
 def _float_word(value: float) -> int:

@@ -7,11 +7,18 @@ thread, and an RPC only when no step is in flight.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from tpinference_engine.step import StepInput, StepOutput
+
+Stage = Literal["rayJoined", "weightsLoaded", "graphCompiled", "warmedUp"]
+"""A part of start-up, named after what holds at its end. A backend without Ray or a graph leaves
+those out."""
+
+BeginStage = Callable[[Stage], None]
+"""Called when a stage begins; that ends the one before it. The return of `start` ends the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +35,8 @@ class RankPlace:
 
 
 class Executor(Protocol):
-    def start(self) -> None:
-        """Ranks are placed, loaded, warmed up and the step path is ready. Raises TPInferenceError."""
+    def start(self, begin_stage: BeginStage) -> None:
+        """After it, ranks are placed, loaded and warm, and the step path is ready. Raises TPInferenceError."""
 
     @property
     def num_blocks(self) -> int:
@@ -43,7 +50,10 @@ class Executor(Protocol):
         """Sends one call. At most one is in flight."""
 
     def collect(self) -> StepOutput:
-        """Waits for the call in flight; all ranks acknowledged alike. Raises GroupFailed."""
+        """Waits for the call in flight; all ranks acknowledged alike. Raises GroupFailed.
+
+        Acknowledgements are compared by `acknowledgement.reconcile_outputs`.
+        """
 
     def collective_rpc(
         self, method: str, args: Sequence[Any] = (), timeout_s: float | None = None
