@@ -1,13 +1,14 @@
 """The message of one step, and its answer: the only types that cross from the driver to a rank.
 
 One packed `bytes` each way, all int32 (floats and 64-bit seeds are bit-cast), because a single
-`bytes` argument is the transport's fast path. A call has three parts that a rank carries out in this
-order: SAMPLE (choices for the logits that the previous step left on the device), STATE (free slots,
-new slots, block appends), FORWARD (the rows of this step). Call N returns what step N-1 produced.
+`bytes` argument is the transport's fast path. A call has three parts that a rank carries out in
+this order: SAMPLE (choices for the logits that the previous step left on the device), STATE (free
+slots, new slots, block appends), FORWARD (the rows of this step). Call N returns what step N-1
+produced.
 
-Everything that ranks could decide differently is in the message. It does not know what a request is:
-a row names a *slot* of the rank's batch state and the slot's *generation*, which makes a late result
-of a former owner recognisable.
+Everything that ranks could decide differently is in the message. It does not know what a request
+is: a row names a *slot* of the rank's batch state and the slot's *generation*, which makes a late
+result of a former owner recognisable.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class BlockAppend:
 class ForwardRow:
     """`num_tokens` tokens of one slot, from absolute position `start`.
 
-    `tokens` holds all of them (a chunk of a prompt or of a replay) or none: then num_tokens is 1 and
-    the rank gathers the token that the slot sampled last, on the device.
+    `tokens` holds all of them (a chunk of a prompt or of a replay) or none: then num_tokens is 1
+    and the rank gathers the token that the slot sampled last, on the device.
     """
 
     slot: int

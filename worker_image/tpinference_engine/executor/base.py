@@ -36,7 +36,10 @@ class RankPlace:
 
 class Executor(Protocol):
     def start(self, begin_stage: BeginStage) -> None:
-        """After it, ranks are placed, loaded and warm, and the step path is ready. Raises TPInferenceError."""
+        """After it, ranks are placed, loaded and warm, and the step path is ready.
+
+        Raises TPInferenceError.
+        """
 
     @property
     def num_blocks(self) -> int:
@@ -64,4 +67,4 @@ class Executor(Protocol):
         """Raises RankDied for the first rank whose process has ended."""
 
     def shutdown(self) -> None:
-        """Ends every rank (killed first, torn down second) and everything start made. Idempotent."""
+        """Ends every rank (killed first, torn down second) and all that start made. Idempotent."""
