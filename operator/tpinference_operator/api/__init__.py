@@ -1,0 +1,1 @@
+"""The TPInference API: models, their CRD schema, and the closed list of condition reasons."""
