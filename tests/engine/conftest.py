@@ -1,0 +1,213 @@
+"""Fixtures of the engine's tests: a driver that speaks the step protocol, and tiny models.
+
+Test modules can't import each other, so what they share is handed out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tpinference_engine.config import EngineConfig
+from tpinference_engine.runner.base import RunnerFactory
+from tpinference_engine.runner.echo import EchoRunner
+from tpinference_engine.step import (
+    BlockAppend,
+    ForwardRow,
+    NewSlot,
+    SampleRow,
+    StepInput,
+    StepOutput,
+    decode_output,
+    encode_input,
+)
+from tpinference_engine.worker import Worker
+
+EPOCH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Job:
+    """One request of the driver's, in one slot for its whole life."""
+
+    slot: int
+    prompt: Sequence[int]
+    max_tokens: int
+    sampling: Sampling
+    done: int = 0
+    """Tokens of prompt and output that FORWARD has had or has in flight."""
+    blocks: int = 0
+    output: list[int] = field(default_factory=list)
+
+
+class Driver:
+    """A plain scheduler over real workers: fills the token budget in slot order, lags by one step.
+
+    It gives blocks in a scattered order, so that a block table that is ignored shows.
+    """
+
+    def __init__(self, config: EngineConfig, workers: Sequence[Worker], num_blocks: int) -> None:
+        self.config = config
+        self.workers = workers
+        self.step_id = 0
+        self.generation = 0
+        self.free_blocks = list(range(num_blocks))[::-2] + list(range(num_blocks))[-2::-2]
+        self._threads = ThreadPoolExecutor(len(workers))
+
+    def call(self, step: StepInput) -> list[StepOutput]:
+        """One call to all ranks at once, as a compiled graph would."""
+        payload = encode_input(replace(step, step_id=self.step_id, epoch=EPOCH))
+        self.step_id += 1
+        answers = self._threads.map(lambda worker: worker.step(payload), self.workers)
+        outputs = [decode_output(answer) for answer in answers]
+        assert len({output.crc for output in outputs}) == 1, outputs
+        return outputs
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        sampling: Sequence[Sampling] | None = None,
+        chunk: int | None = None,
+    ) -> list[list[int]]:
+        self.generation += 1
+        chosen = sampling or [Sampling()] * len(prompts)
+        jobs = [
+            Job(i, p, max_tokens, s) for i, (p, s) in enumerate(zip(prompts, chosen, strict=True))
+        ]
+        new = tuple(
+            NewSlot(j.slot, self.generation, len(j.prompt), *_words(j.sampling)) for j in jobs
+        )
+        taken: list[int] = []
+        pending: list[Job] = []
+        while new or pending or any(self._unfinished(job) for job in jobs):
+            rows, appends = self._rows(jobs, chunk, taken)
+            sample = tuple(self._sample_row(job) for job in pending)
+            bucket = sum(row.num_tokens for row in rows)
+            outputs = self.call(
+                StepInput(0, 0, bucket, sample, (), new, tuple(appends), tuple(rows))
+            )
+            for job, token in zip(pending, outputs[0].tokens, strict=True):
+                assert token.slot == job.slot
+                job.output.append(token.token)
+            new = ()
+            pending = [jobs[row.slot] for row in rows if row.wants_logits]
+        self.call(StepInput(0, 0, 0, free=tuple(job.slot for job in jobs)))
+        self.free_blocks += taken
+        return [job.output for job in jobs]
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+    def _unfinished(self, job: Job) -> bool:
+        return job.done < len(job.prompt) + job.max_tokens - 1
+
+    def _rows(
+        self, jobs: Sequence[Job], chunk: int | None, taken: list[int]
+    ) -> tuple[list[ForwardRow], list[BlockAppend]]:
+        budget = self.config.max_num_batched_tokens
+        rows: list[ForwardRow] = []
+        appends: list[BlockAppend] = []
+        for job in jobs:
+            start, length = job.done, len(job.prompt)
+            left = max(length - start, 1)
+            count = min(left, chunk or left, budget)
+            if not self._unfinished(job) or not count:
+                continue
+            wanted = -(-(start + count) // self.config.block_size) - job.blocks
+            if wanted > 0:
+                blocks = tuple(self.free_blocks.pop() for _ in range(wanted))
+                taken += blocks
+                appends.append(BlockAppend(job.slot, blocks))
+                job.blocks += wanted
+            tokens = tuple(job.prompt[start : start + count])
+            wants = start + count >= length
+            rows.append(ForwardRow(job.slot, self.generation, start, count, tokens, wants))
+            job.done += count
+            budget -= count
+        return rows, appends
+
+    def _sample_row(self, job: Job) -> SampleRow:
+        return SampleRow(job.slot, self.generation, len(job.prompt) + len(job.output))
+
+
+def _words(sampling: Sampling) -> tuple[float, float, int, int]:
+    return sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed
+
+
+class MakeDriver(Protocol):
+    def __call__(
+        self, config: EngineConfig, runner: RunnerFactory | None = None, *, num_blocks: int = ...
+    ) -> Driver: ...
+
+
+@pytest.fixture
+def make_config(tmp_path: Path) -> Callable[..., EngineConfig]:
+    """An engine configuration for a CPU without Ray, with what a test wants different."""
+
+    def make(**changes: object) -> EngineConfig:
+        base: dict[str, object] = {
+            "model": tmp_path,
+            "served_model_name": ("test",),
+            "device": "cpu",
+            "dtype": "float32",
+            "distributed_executor_backend": "mp",
+            "max_num_seqs": 16,
+            "block_size": 4,
+        }
+        return EngineConfig(**{**base, **changes})  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def make_driver() -> Iterator[MakeDriver]:
+    """Starts all ranks of a config as threads of this process, and ends them after the test."""
+    with ExitStack() as stack:
+
+        def make(
+            config: EngineConfig, runner: RunnerFactory | None = None, *, num_blocks: int = 256
+        ) -> Driver:
+            size = config.tensor_parallel_size
+            workers = [Worker(config, runner) for _ in range(size)]
+            for worker in workers:
+                stack.callback(worker.close)
+            driver = Driver(config, workers, num_blocks)
+            stack.callback(driver.close)
+            store = workers[0].open_store() if size > 1 else None
+            with ThreadPoolExecutor(size) as threads:
+                started = [
+                    threads.submit(_start, worker, rank, store, num_blocks)
+                    for rank, worker in enumerate(workers)
+                ]
+                for future in started:
+                    future.result()
+            return driver
+
+        yield make
+
+
+def _start(worker: Worker, rank: int, store: tuple[str, int] | None, num_blocks: int) -> None:
+    worker.initialize(rank, EPOCH, store, ranks_on_node=2)
+    worker.load_model()
+    worker.allocate_cache(num_blocks)
+    worker.warm_up()
+
+
+@pytest.fixture
+def echo_runner() -> RunnerFactory:
+    return EchoRunner
