@@ -1,0 +1,85 @@
+"""One admitted request: what is known of it, and where it is on the ranks.
+
+`tokens` is the log: prompt and accepted output, all that a replay needs beside the parameters and
+the seed. It does not know the other requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tpinference_engine.request import FinishReason, Request
+from tpinference_engine.scheduler.limits import SchedulerLimits
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    request: Request
+    arrival: int
+    seed: int
+    tokens: list[int] = field(init=False)
+    """Prompt and accepted output. Only ever appended to."""
+    in_flight: int = 0
+    """0 or 1: a token that is chosen from the last step's logits, by the next call."""
+    num_computed: int = 0
+    """Positions whose step was sent since the request got its slot."""
+    num_sent_blocks: int = 0
+    slot: int | None = None
+    generation: int = 0
+    finish_reason: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt_token_ids)
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who goes first. The last one is preempted first."""
+        return self.request.priority, self.arrival
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def end(self) -> int:
+        """Position after the last token, known or in flight."""
+        return len(self.tokens) + self.in_flight
+
+    @property
+    def num_uncomputed(self) -> int:
+        return self.end - self.num_computed
+
+    def reaches_limit(self, limits: SchedulerLimits) -> bool:
+        """With the token in flight it has all it may get, so a further step would be wasted."""
+        return (
+            self.num_output + self.in_flight >= self.request.params.max_tokens
+            or self.end >= limits.max_request_tokens
+        )
+
+    def finish_reason_after(self, token: int, limits: SchedulerLimits) -> FinishReason | None:
+        """Why the request ends with `token`, the last of `tokens`; None if it goes on."""
+        params = self.request.params
+        is_eos = token in limits.eos_token_ids and not params.ignore_eos
+        if is_eos or token in params.stop_token_ids:
+            return FinishReason.STOP
+        at_limit = self.num_output >= params.max_tokens
+        if at_limit or len(self.tokens) >= limits.max_request_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def place(self, slot: int, generation: int) -> None:
+        self.slot, self.generation = slot, generation
+
+    def displace(self) -> None:
+        """Nothing of it is on the ranks any more. A token in flight still comes and is kept."""
+        self.slot = None
+        self.num_computed = 0
+        self.num_sent_blocks = 0

@@ -1,0 +1,289 @@
+"""Decides what the next step computes, and what its tokens mean to the requests.
+
+Pure: no torch, no ray, no I/O and no clock. `schedule` and `update` alternate, one step each, under
+the rules of the lag: call N returns the tokens of step N-1, so a request may have one token in
+flight, whose value only the device knows. Results are matched by (step id, slot, generation) and
+never counted down; a request that ended is never asked about again, its late tokens are dropped.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import insort
+from collections.abc import Sequence
+from operator import attrgetter
+
+from tpinference_engine.errors import EngineBusy, GroupDiverged, RequestRefused
+from tpinference_engine.request import FinishReason, Request, RequestOutput
+from tpinference_engine.scheduler.admission import check_request
+from tpinference_engine.scheduler.block_pool import BlockPool
+from tpinference_engine.scheduler.limits import SchedulerLimits
+from tpinference_engine.scheduler.request_state import RequestState
+from tpinference_engine.scheduler.slot_table import SlotTable
+from tpinference_engine.scheduler.step_plan import (
+    PendingToken,
+    PlannedRow,
+    StepPlan,
+    forward_row,
+    new_slot,
+    pending_token,
+    slot_of,
+)
+from tpinference_engine.step import NO_STEP, BlockAppend, StepInput, StepOutput, next_step_id
+
+_by_order = attrgetter("order")
+
+
+class Scheduler:
+    def __init__(self, limits: SchedulerLimits, *, epoch: int = 0, seed: int = 0) -> None:
+        self._limits = limits
+        self._epoch = epoch
+        self._seeds = random.Random(seed)
+        self._pool = BlockPool(limits.num_blocks)
+        self._slots = SlotTable(limits.max_num_seqs)
+        self._states: dict[str, RequestState] = {}
+        self._num_arrived = 0
+        # Both sorted by `order`, together all of _states. Running = has a slot.
+        self._waiting: list[RequestState] = []
+        self._running: list[RequestState] = []
+        self._step_id = NO_STEP
+        # Logits on the device, in their order; and those that the call in flight samples.
+        self._pending: list[PendingToken] = []
+        self._sampling: list[PendingToken] | None = None
+        self._sampled_step_id = NO_STEP
+
+    @property
+    def limits(self) -> SchedulerLimits:
+        return self._limits
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def has_work(self) -> bool:
+        """The next `schedule` gives a step."""
+        return bool(self._states or self._pending)
+
+    # Requests come and go.
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Raises RequestRefused or EngineBusy and changes nothing then."""
+        check_request(request, self._limits)
+        if request.request_id in self._states:
+            raise RequestRefused(f"request id {request.request_id!r} is in use already")
+        if len(self._states) >= self._limits.max_num_requests:
+            raise EngineBusy(
+                f"{len(self._states)} requests are queued or running, "
+                f"the limit is {self._limits.max_num_requests}"
+            )
+        seed = request.params.seed
+        if seed is None:
+            seed = self._seeds.getrandbits(64) - 2**63
+        state = RequestState(request, self._num_arrived, seed)
+        self._num_arrived += 1
+        self._states[state.request_id] = state
+        insort(self._waiting, state, key=_by_order)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """Ends a request at once; None if it has ended already. What is in flight is dropped."""
+        state = self._states.get(request_id)
+        return None if state is None else self._end(state, FinishReason.ABORT)
+
+    def drop_all(self, reason: FinishReason, error: str | None = None) -> list[RequestOutput]:
+        """Ends every request."""
+        return [self._end(state, reason, error=error) for state in list(self._states.values())]
+
+    # Steps.
+
+    def schedule(self) -> StepInput | None:
+        """The next step, or None if there is nothing to run and no logits are pending."""
+        plan = StepPlan(self._limits.max_num_batched_tokens)
+        # 1. Decodes: one token each. They are latency that a user sees.
+        self._plan_running(plan, decodes=True)
+        # 2. Prompts and replays that have begun: the next chunk.
+        self._plan_running(plan, decodes=False)
+        # 3. Waiting requests. Not after a preemption: they would take what was just freed, and a
+        #    preempted one may not come back before its token in flight is known.
+        if not plan.has_preempted:
+            self._admit(plan)
+        # 4. Nothing to run: pending logits are sampled by a call of their own, at once.
+        return self._commit(plan) if plan.rows or self._pending else None
+
+    def flush(self) -> StepInput | None:
+        """Samples pending logits and runs nothing; None if there are none."""
+        return self._commit(StepPlan(0)) if self._pending else None
+
+    def update(self, output: StepOutput) -> list[RequestOutput]:
+        """Takes in the answer to the step that `schedule` or `flush` gave last."""
+        sampling = self._check_answer(output)
+        self._sampling = None
+        tokens = {(t.slot, t.generation, t.position): t.token for t in output.tokens}
+        outputs: list[RequestOutput] = []
+        for pending in sampling:
+            key = (pending.slot, pending.generation, pending.position)
+            if key not in tokens:
+                raise GroupDiverged(
+                    f"step {output.step_id} gave no token for (slot, generation, position) {key}"
+                )
+            if pending.state.finish_reason is None:
+                outputs.append(self._accept(pending.state, tokens[key]))
+        for pending in self._pending:
+            pending.state.in_flight = 1
+        return outputs
+
+    # Choosing the rows of a step.
+
+    def _plan_running(self, plan: StepPlan, *, decodes: bool) -> None:
+        for state in list(self._running):
+            if plan.budget == 0:
+                return
+            was_preempted = state.slot is None
+            if was_preempted or state.reaches_limit(self._limits):
+                continue
+            if (state.num_uncomputed == 1) is decodes:
+                num_tokens = min(state.num_uncomputed, plan.budget)
+                if self._make_room(state, num_tokens, plan):
+                    plan.add(state, num_tokens)
+
+    def _make_room(self, state: RequestState, num_tokens: int, plan: StepPlan) -> bool:
+        """Gives `state` the blocks for its next tokens, taking them from the latest if need be.
+
+        False if it was itself the latest. The earliest always gets its blocks, so there is always
+        progress: alone it fits, admission saw to that.
+        """
+        needed = self._num_missing_blocks(state, state.num_computed + num_tokens)
+        while needed > self._pool.num_free:
+            latest = self._running[-1]
+            self._preempt(latest, plan)
+            if latest is state:
+                return False
+        self._pool.allocate(state.request_id, needed)
+        return True
+
+    def _preempt(self, state: RequestState, plan: StepPlan) -> None:
+        """It goes back to waiting and will be recomputed from its tokens, with all of them."""
+        plan.take_back(state)
+        self._running.remove(state)
+        self._leave_ranks(state)
+        insort(self._waiting, state, key=_by_order)
+
+    def _admit(self, plan: StepPlan) -> None:
+        """In order: a request that does not fit yet is not overtaken, or it might never fit."""
+        promised = sum(self._num_missing_blocks(state, state.end + 1) for state in self._running)
+        while self._waiting and plan.budget and self._slots.num_free:
+            state = self._waiting[0]
+            # One position more than is known: else its first decode would preempt it again.
+            missing = min(
+                self._limits.blocks_for(state.end + 1),
+                self._limits.blocks_for(self._limits.max_request_tokens),
+            )
+            if promised + missing > self._pool.num_free:
+                return
+            num_tokens = min(state.num_uncomputed, plan.budget)
+            first = self._limits.blocks_for(num_tokens)
+            self._pool.allocate(state.request_id, first)
+            promised += missing - first
+            self._waiting.pop(0)
+            state.place(*self._slots.acquire())
+            insort(self._running, state, key=_by_order)
+            plan.new.append(state)
+            plan.add(state, num_tokens)
+
+    def _num_missing_blocks(self, state: RequestState, num_tokens: int) -> int:
+        wanted = self._limits.blocks_for(min(num_tokens, self._limits.max_request_tokens))
+        return max(0, wanted - self._pool.num_owned(state.request_id))
+
+    # Writing down what a step does.
+
+    def _commit(self, plan: StepPlan) -> StepInput:
+        assert self._sampling is None, f"step {self._step_id} has not been answered"
+        rows = plan.rows
+        self._sampling = self._pending
+        self._sampled_step_id = self._step_id if self._pending else NO_STEP
+        self._step_id = next_step_id(self._step_id)
+        step = StepInput(
+            step_id=self._step_id,
+            epoch=self._epoch,
+            bucket=self._limits.bucket_for(sum(row.num_tokens for row in rows)),
+            sample=tuple(pending.sample_row for pending in self._sampling),
+            free=self._slots.take_untold(),
+            new=tuple(new_slot(state) for state in plan.new),
+            appends=self._take_appends(rows),
+            forward=tuple(forward_row(row) for row in rows),
+        )
+        self._pending = [pending_token(row) for row in rows if row.wants_logits]
+        for row in rows:
+            row.state.num_computed = row.end
+        return step
+
+    def _take_appends(self, rows: Sequence[PlannedRow]) -> tuple[BlockAppend, ...]:
+        """The blocks that ranks have not heard of."""
+        appends: list[BlockAppend] = []
+        for state in (row.state for row in rows):
+            blocks = self._pool.blocks_of(state.request_id, state.num_sent_blocks)
+            if blocks:
+                appends.append(BlockAppend(slot_of(state), blocks))
+                state.num_sent_blocks += len(blocks)
+        return tuple(appends)
+
+    # Taking in what a step gave.
+
+    def _check_answer(self, output: StepOutput) -> list[PendingToken]:
+        assert self._sampling is not None, f"step {output.step_id} was answered twice"
+        expected = (self._step_id, self._epoch, self._sampled_step_id, len(self._sampling))
+        given = (output.step_id, output.epoch, output.sampled_step_id, len(output.tokens))
+        if given != expected:
+            raise GroupDiverged(
+                f"(step, epoch, sampled step, number of tokens) is {given}, expected {expected}"
+            )
+        return self._sampling
+
+    def _accept(self, state: RequestState, token: int) -> RequestOutput:
+        state.tokens.append(token)
+        state.in_flight = 0
+        reason = state.finish_reason_after(token, self._limits)
+        if reason is not None:
+            return self._end(state, reason, token_ids=(token,))
+        return RequestOutput(request_id=state.request_id, token_ids=(token,))
+
+    def _end(
+        self,
+        state: RequestState,
+        reason: FinishReason,
+        *,
+        token_ids: tuple[int, ...] = (),
+        error: str | None = None,
+    ) -> RequestOutput:
+        state.finish_reason = reason
+        del self._states[state.request_id]
+        queue = self._waiting if state.slot is None else self._running
+        queue.remove(state)
+        self._leave_ranks(state)
+        return RequestOutput(
+            request_id=state.request_id, token_ids=token_ids, finish_reason=reason, error=error
+        )
+
+    def _leave_ranks(self, state: RequestState) -> None:
+        self._pool.release(state.request_id)
+        if state.slot is not None:
+            self._slots.release(state.slot)
+        state.displace()
+
+    # For tests.
+
+    def check_integrity(self) -> None:
+        """Blocks and slots add up; raises AssertionError."""
+        self._pool.check_integrity()
+        assert self._slots.num_free + len(self._running) == self._limits.max_num_seqs
+        assert len(self._waiting) + len(self._running) == len(self._states)
+        assert all(state.slot is not None for state in self._running)
+        assert not any(self._pool.num_owned(state.request_id) for state in self._waiting)
