@@ -19,7 +19,7 @@ START_TIMEOUT_S = 60.0
 
 def install_crds(kubectl: Kubectl) -> None:
     ensure_tools([PROCESS])
-    kubectl.apply_folder(KUBERAY.data_dir("config/crd/bases"))
+    kubectl.apply_folder(KUBERAY.data_dir("config") / "crd" / "bases")
     kubectl.wait_for_crds(CRDS)
 
 

@@ -76,7 +76,7 @@ KUBERNETES = Module("kubernetes", "k8s.io/kubernetes")
 KUBERAY = Module(
     "kuberay",
     "github.com/ray-project/kuberay/ray-operator",
-    data=("config/crd/bases", "config/rbac", "config/manager"),
+    data=("config",),
 )
 KWOK = Module(
     "kwok",
