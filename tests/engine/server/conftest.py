@@ -1,0 +1,162 @@
+"""A tokenizer whose ids are bytes, and an engine that says what a test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from openai import AsyncOpenAI
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as HFTokenizer
+
+from tpinference_engine.model.config import GenerationDefaults
+from tpinference_engine.request import FinishReason, Request, RequestOutput
+from tpinference_engine.server.chat_template import ChatTemplate
+from tpinference_engine.server.gate import Gate
+from tpinference_engine.server.generation_route import Serving
+from tpinference_engine.server.listener import Listener, reserve_port
+from tpinference_engine.server.metrics import Metrics
+from tpinference_engine.server.openai_app import openai_app
+from tpinference_engine.server.plan import ServedModel
+from tpinference_engine.server.tokenizer import Tokenizer
+from tpinference_engine.server.vocabulary import _ALPHABET
+
+EOS = 256
+WORDS = ("DEF", "HI", "beta ", "gamma delta", "\r\n\r\ndata: x")
+TEMPLATE = (
+    "{% for m in messages %}{{ raise_exception('no robots') if m.content == 'robot' }}"
+    "<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+Script = Callable[[Request], AsyncGenerator[RequestOutput, None]]
+
+
+def _byte_tokenizer() -> HFTokenizer:
+    """Ids 0 to 255 are the bytes, 256 is the end, then a few words for tests of the cut."""
+    vocab = dict(_ALPHABET)
+    character_of = {byte: character for character, byte in _ALPHABET.items()}
+    for at, word in enumerate(WORDS):
+        vocab["".join(character_of[byte] for byte in word.encode())] = EOS + 1 + at
+    vocab["<|end|>"] = EOS
+    tokenizer = HFTokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    return tokenizer
+
+
+class ScriptedEngine:
+    """The engine as the server sees it. `script` makes a request's outputs."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.requests: list[Request] = []
+        self.aborted: list[str] = []
+        self.running: set[str] = set()
+
+    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        self.requests.append(request)
+        self.running.add(request.request_id)
+        try:
+            async for output in self.script(request):
+                yield output
+        finally:
+            self.running.discard(request.request_id)
+
+    async def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+
+def say(*token_ids: int, reason: FinishReason = FinishReason.STOP) -> Script:
+    """One token an output; the last one carries the reason."""
+
+    async def script(request: Request) -> AsyncGenerator[RequestOutput, None]:
+        for at, token_id in enumerate(token_ids):
+            end = reason if at == len(token_ids) - 1 else None
+            yield RequestOutput(
+                request_id=request.request_id, token_ids=(token_id,), finish_reason=end
+            )
+
+    return script
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    return Tokenizer(_byte_tokenizer())
+
+
+@pytest.fixture
+def served_model(tokenizer: Tokenizer) -> ServedModel:
+    return ServedModel(
+        names=("tiny", "tiny-alias"),
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate(TEMPLATE, {"bos_token": "", "eos_token": "<|end|>"}),
+        max_model_len=64,
+        vocab_size=EOS + 1 + len(WORDS),
+        defaults=GenerationDefaults(),
+        created=1_700_000_000,
+    )
+
+
+@pytest.fixture
+def word_ids() -> dict[str, int]:
+    return {word: EOS + 1 + at for at, word in enumerate(WORDS)}
+
+
+@pytest.fixture
+def end_id() -> int:
+    return EOS
+
+
+@pytest.fixture
+def saying() -> Callable[..., Script]:
+    return say
+
+
+@pytest.fixture
+def scripted() -> Callable[[Script], ScriptedEngine]:
+    return ScriptedEngine
+
+
+class Served:
+    """An engine behind a real port, with the client that users have."""
+
+    def __init__(self, engine: ScriptedEngine, serving: Serving, port: int) -> None:
+        self.engine = engine
+        self.serving = serving
+        self.url = f"http://127.0.0.1:{port}"
+        self.client = AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    async def wait_idle(self) -> None:
+        """Nothing runs any more, neither here nor in the engine."""
+        async with asyncio.timeout(2):
+            await self.serving.gate.wait_empty()
+        assert not self.engine.running
+
+
+ServeScript = Callable[..., AbstractAsyncContextManager[Served]]
+
+
+@pytest.fixture
+def serve_script(served_model: ServedModel) -> ServeScript:
+    @asynccontextmanager
+    async def serve(
+        script: Script, *, max_requests: int = 100, **changes: object
+    ) -> AsyncIterator[Served]:
+        engine = ScriptedEngine(script)
+        model = replace(served_model, **changes)  # type: ignore[arg-type]
+        serving = Serving(engine, model, Gate(max_requests), Metrics(dict))
+        reserved = reserve_port("port", "127.0.0.1", 0)
+        listener = Listener(openai_app(serving), reserved, access_log=False)
+        served = Served(engine, serving, listener.port)
+        try:
+            yield served
+        finally:
+            await served.client.close()
+            await listener.close()
+
+    return serve
