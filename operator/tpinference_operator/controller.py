@@ -1,0 +1,169 @@
+"""The work queue: which TPInference is reconciled when, never the same one twice at once.
+
+A key is `(namespace, name)`. A key that is queued is not queued again; one that changes while it is
+worked on is queued once more afterwards. Failures back off per key. Workers wait for the Lease and
+for complete indexes. Knows nothing of what a reconcile does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from tpinference_operator.errors import ApiConflict, ApiError
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+
+K = TypeVar("K")
+
+
+class HasLease(Protocol):
+    async def wait_held(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Doubles with each failure in a row."""
+
+    first_s: float = 0.5
+    max_s: float = 60.0
+
+    def delay_s(self, num_failures: int) -> float:
+        return float(min(self.max_s, self.first_s * 2 ** min(num_failures - 1, 30)))
+
+
+class WorkQueue(Generic[K]):
+    """Keys to work on: deduplicated, one worker a key, with delays."""
+
+    def __init__(self) -> None:
+        self._ready: deque[K] = deque()
+        self._queued: set[K] = set()
+        self._working: set[K] = set()
+        self._dirty: set[K] = set()
+        self._timers: dict[K, asyncio.TimerHandle] = {}
+        self._changed = asyncio.Event()
+
+    def add(self, key: K) -> None:
+        if key in self._working:
+            self._dirty.add(key)
+        elif key not in self._queued:
+            self._queued.add(key)
+            self._ready.append(key)
+            self._changed.set()
+
+    def add_after(self, key: K, delay_s: float) -> None:
+        """The earliest of the delays asked for counts."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + max(0.0, delay_s)
+        timer = self._timers.get(key)
+        if timer is not None and timer.when() <= due:
+            return
+        if timer is not None:
+            timer.cancel()
+        self._timers[key] = loop.call_at(due, self._fire, key)
+
+    async def take(self) -> K:
+        while not self._ready:
+            self._changed.clear()
+            await self._changed.wait()
+        key = self._ready.popleft()
+        self._queued.remove(key)
+        self._working.add(key)
+        return key
+
+    def done(self, key: K) -> None:
+        self._working.remove(key)
+        if key in self._dirty:
+            self._dirty.remove(key)
+            self.add(key)
+
+    def is_idle(self) -> bool:
+        return not self._ready and not self._working
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def _fire(self, key: K) -> None:
+        del self._timers[key]
+        self.add(key)
+
+
+class Controller:
+    """Runs `reconcile(key)` for every key that is enqueued; it returns when to look again."""
+
+    def __init__(
+        self,
+        reconcile: Callable[[Key], Awaitable[float | None]],
+        *,
+        known_keys: Callable[[], Iterable[Key]],
+        wait_indexed: Callable[[], Awaitable[None]],
+        resync_s: float,
+        num_workers: int,
+        backoff: Backoff = Backoff(),
+    ) -> None:
+        self._reconcile = reconcile
+        self._known_keys = known_keys
+        self._wait_indexed = wait_indexed
+        self._resync_s = resync_s
+        self._num_workers = num_workers
+        self._backoff = backoff
+        self._failures: dict[Key, int] = {}
+        self.queue: WorkQueue[Key] = WorkQueue()
+
+    def enqueue(self, key: Key) -> None:
+        self.queue.add(key)
+
+    def enqueue_after(self, key: Key, delay_s: float) -> None:
+        self.queue.add_after(key, delay_s)
+
+    async def run(self, lease: HasLease) -> None:
+        """Until cancelled. All its tasks live as long as it does: see __main__ for why."""
+        await lease.wait_held()
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(self._num_workers):
+                tasks.create_task(self._work(), name=f"worker {number}")
+            tasks.create_task(self._resync(), name="resync")
+
+    async def _work(self) -> None:
+        while True:
+            key = await self.queue.take()
+            try:
+                await self._wait_indexed()
+                await self._work_on(key)
+            finally:
+                self.queue.done(key)
+
+    async def _work_on(self, key: Key) -> None:
+        try:
+            again_in_s = await self._reconcile(key)
+        except Exception as error:
+            # The outermost frame of one object's work: its failure must not stop the others'.
+            self._fail(key, error)
+        else:
+            self._failures.pop(key, None)
+            if again_in_s is not None:
+                self.queue.add_after(key, again_in_s)
+
+    def _fail(self, key: Key, error: Exception) -> None:
+        num_failures = self._failures[key] = self._failures.get(key, 0) + 1
+        delay_s = self._backoff.delay_s(num_failures)
+        self.queue.add_after(key, delay_s)
+        where = "/".join(key)
+        if isinstance(error, ApiConflict):
+            logger.info("%s: changed while it was worked on, again in %.1f s", where, delay_s)
+        elif isinstance(error, ApiError):
+            logger.warning("%s: %s; again in %.1f s", where, error, delay_s)
+        else:
+            logger.error("%s: failed; again in %.1f s", where, delay_s, exc_info=error)
+
+    async def _resync(self) -> None:
+        while True:
+            await asyncio.sleep(self._resync_s)
+            for key in list(self._known_keys()):
+                self.queue.add(key)

@@ -1,0 +1,322 @@
+"""The only HTTP to the cluster besides kopf's watches: raw dicts over a fixed table of paths.
+
+Every call has a time-out, every answer other than success is one of the errors in errors.py, and a
+call that the table does not allow is never sent: the chart's Role is compared with this table.
+Knows no TPInference logic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
+
+from tpinference_operator import names
+from tpinference_operator.errors import (
+    AlreadyExists,
+    ApiConflict,
+    ApiError,
+    ApiForbidden,
+    ApiUnavailable,
+    NotFound,
+)
+from tpinference_operator.login import auth_headers
+
+logger = logging.getLogger(__name__)
+
+Body = dict[str, Any]
+
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+
+WRITE_VERBS = frozenset({"create", "update", "patch", "delete"})
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One row of the path table: a namespaced kind and what kube.py may do with it."""
+
+    group: str
+    version: str
+    plural: str
+    verbs: frozenset[str]
+    subresource: str = ""
+
+    @property
+    def name(self) -> str:
+        """The resource as RBAC spells it."""
+        return f"{self.plural}/{self.subresource}" if self.subresource else self.plural
+
+    def path(self, namespace: str, name: str = "") -> str:
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        parts = [root, "namespaces", namespace, self.plural, name, self.subresource]
+        return "/".join(part for part in parts if part)
+
+
+def _row(group: str, version: str, plural: str, verbs: str, subresource: str = "") -> Resource:
+    return Resource(group, version, plural, frozenset(verbs.split()), subresource)
+
+
+TPINFERENCE_STATUS = _row(names.GROUP, names.VERSION, names.PLURAL, "update", "status")
+RAYCLUSTER = _row("ray.io", "v1", "rayclusters", "get create patch delete")
+CONTROLLER_REVISION = _row("apps", "v1", "controllerrevisions", "get create patch delete")
+SERVICE = _row("", "v1", "services", "get create patch delete")
+POD = _row("", "v1", "pods", "patch delete")
+EVENT = _row("", "v1", "events", "list create")
+LEASE = _row("coordination.k8s.io", "v1", "leases", "get create update")
+
+TABLE = (TPINFERENCE_STATUS, RAYCLUSTER, CONTROLLER_REVISION, SERVICE, POD, EVENT, LEASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One HTTP request, ready to send."""
+
+    verb: str
+    method: str
+    path: str
+    query: Mapping[str, str]
+    body: Body | None = None
+    content_type: str = JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back; `body` is empty where it was no JSON object."""
+
+    status: int
+    body: Body
+    retry_after_s: float = 0.0
+
+
+class Transport(Protocol):
+    async def send(self, request: Request, timeout_s: float) -> Answer:
+        """Raises ApiUnavailable when there is no answer in time."""
+        ...
+
+
+class HttpTransport:
+    """kubernetes.aio's HTTP client without its models, retries and default time-out."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._configuration = configuration
+        self._client = RESTClientObject(configuration)
+
+    async def send(self, request: Request, timeout_s: float) -> Answer:
+        query = f"?{urlencode(request.query)}" if request.query else ""
+        url = f"{self._configuration.host}{request.path}{query}"
+        headers = await auth_headers(self._configuration)
+        headers |= {"Content-Type": request.content_type, "Accept": JSON}
+        try:
+            response = await self._client.request(
+                request.method,
+                url,
+                headers=headers,
+                body=request.body,
+                _request_timeout=aiohttp.ClientTimeout(total=timeout_s),
+            )
+            text = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ApiUnavailable(
+                f"{request.method} {request.path}: no answer: {error!r}", reason="NoAnswer"
+            ) from error
+        except asyncio.CancelledError as error:
+            if was_cancelled():
+                raise
+            raise ApiUnavailable(
+                f"{request.method} {request.path}: interrupted", reason="NoAnswer"
+            ) from error
+        retry_after = response.headers.get("Retry-After", "")
+        return Answer(
+            response.status, _parse(text), float(retry_after) if retry_after.isdigit() else 0.0
+        )
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class Kube:
+    """The calls that the table allows. `fence` raises when a write must not be sent."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        timeout_s: float,
+        fence: Callable[[], None] = lambda: None,
+        on_request: Callable[[str, str, int, float], None] = lambda *_: None,
+    ) -> None:
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._fence = fence
+        self._on_request = on_request
+
+    def fenced(self, fence: Callable[[], None]) -> Kube:
+        """The same, with `fence` before every write."""
+        return Kube(
+            self._transport, timeout_s=self._timeout_s, fence=fence, on_request=self._on_request
+        )
+
+    async def get(
+        self, resource: Resource, namespace: str, name: str, *, timeout_s: float | None = None
+    ) -> Body:
+        return await self._call(
+            resource, Request("get", "GET", resource.path(namespace, name), {}), timeout_s
+        )
+
+    async def list_by_field(self, resource: Resource, namespace: str, selector: str) -> list[Body]:
+        """At most 50 objects: an input of a decision, not a cache."""
+        query = {"fieldSelector": selector, "limit": "50"}
+        found = await self._call(resource, Request("list", "GET", resource.path(namespace), query))
+        items: list[Body] = found.get("items") or []
+        return items
+
+    async def create(
+        self, resource: Resource, namespace: str, body: Body, *, timeout_s: float | None = None
+    ) -> Body:
+        query = {"fieldManager": names.FIELD_MANAGER}
+        request = Request("create", "POST", resource.path(namespace), query, body)
+        return await self._call(resource, request, timeout_s)
+
+    async def replace(
+        self, resource: Resource, namespace: str, body: Body, *, timeout_s: float | None = None
+    ) -> Body:
+        """`body` carries the resourceVersion it was read at: a change in between is ApiConflict."""
+        if not body["metadata"].get("resourceVersion"):
+            raise ValueError(f"replace of {resource.name} without resourceVersion")
+        path = resource.path(namespace, body["metadata"]["name"])
+        query = {"fieldManager": names.FIELD_MANAGER}
+        return await self._call(resource, Request("update", "PUT", path, query, body), timeout_s)
+
+    async def apply(
+        self, resource: Resource, namespace: str, body: Body, *, uid: str | None
+    ) -> Body:
+        """Server-side apply. With `uid`, of that very object, and its fields are taken by force.
+
+        Without, the object is expected to be new: fields that another manager owns are a conflict.
+        """
+        query = {"fieldManager": names.FIELD_MANAGER, "force": "true" if uid else "false"}
+        metadata = body["metadata"] | ({"uid": uid} if uid else {})
+        request = Request(
+            "patch",
+            "PATCH",
+            resource.path(namespace, metadata["name"]),
+            query,
+            body | {"metadata": metadata},
+            APPLY_PATCH,
+        )
+        return await self._call(resource, request)
+
+    async def patch(
+        self, resource: Resource, namespace: str, name: str, *, uid: str, patch: Body
+    ) -> Body:
+        """A merge patch of that very object: another one of its name is ApiConflict."""
+        metadata = patch.get("metadata", {}) | {"uid": uid}
+        request = Request(
+            "patch",
+            "PATCH",
+            resource.path(namespace, name),
+            {"fieldManager": names.FIELD_MANAGER},
+            patch | {"metadata": metadata},
+            MERGE_PATCH,
+        )
+        return await self._call(resource, request)
+
+    async def delete(
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        *,
+        uid: str,
+        grace_period_s: int | None = None,
+    ) -> None:
+        """Deletes that very object and, in the background, what it owns."""
+        options: Body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        if grace_period_s is not None:
+            options["gracePeriodSeconds"] = grace_period_s
+        path = resource.path(namespace, name)
+        await self._call(resource, Request("delete", "DELETE", path, {}, options))
+
+    async def discover(self, path: str) -> Body | None:
+        """A discovery document; None if that group is not served."""
+        request = Request("get", "GET", path, {})
+        try:
+            return await self._send(request, "discovery", None)
+        except NotFound:
+            return None
+
+    async def _call(
+        self, resource: Resource, request: Request, timeout_s: float | None = None
+    ) -> Body:
+        if request.verb not in resource.verbs:
+            raise ValueError(f"{request.verb} {resource.name} is not in the table of calls")
+        if request.verb in WRITE_VERBS:
+            self._fence()
+            logger.info("%s %s", request.method, request.path)
+        return await self._send(request, resource.name, timeout_s)
+
+    async def _send(self, request: Request, resource: str, timeout_s: float | None) -> Body:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        start = time.monotonic()
+        status = 0
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._transport.send(request, timeout_s)
+            status = answer.status
+        except TimeoutError as error:
+            raise ApiUnavailable(
+                f"{request.method} {request.path}: no answer in {timeout_s:g} s", reason="NoAnswer"
+            ) from error
+        finally:
+            self._on_request(request.verb, resource, status, time.monotonic() - start)
+        if answer.status >= 400:
+            raise error_of(request, answer)
+        return answer.body
+
+
+def error_of(request: Request, answer: Answer) -> ApiError:
+    """The error for an answer; the message is the API server's own."""
+    reason = str(answer.body.get("reason") or "")
+    said = answer.body.get("message") or f"status {answer.status}"
+    message = f"{request.method} {request.path}: {said}"
+    return _error_class(answer.status, reason)(message, status=answer.status, reason=reason)
+
+
+def _error_class(status: int, reason: str) -> type[ApiError]:
+    if status in (401, 403):
+        return ApiForbidden
+    if status == 404:
+        return NotFound
+    if status == 409:
+        return AlreadyExists if reason == "AlreadyExists" else ApiConflict
+    # 410 asks for a fresh read, which the next reconcile is.
+    if status in (410, 429) or status >= 500:
+        return ApiUnavailable
+    return ApiError
+
+
+def was_cancelled() -> bool:
+    """False inside `except CancelledError` when only a task below this one was cancelled: kopf
+    cancels, when it restarts, what the HTTP client has started since."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _parse(text: bytes) -> Body:
+    """The JSON object in an answer; a proxy's HTML becomes a message."""
+    try:
+        body = json.loads(text) if text else {}
+    except ValueError:
+        return {"message": text[:200].decode(errors="replace")}
+    return body if isinstance(body, dict) else {}
