@@ -134,13 +134,20 @@ class StepLimits:
     def max_input_bytes(self) -> int:
         rows = self.max_num_seqs
         words = _HEADER_WORDS + rows * (3 + 1 + _NEW_WORDS + 2 + 6)
-        # A step appends at most the blocks of its own tokens, plus one a row; or a cached prefix's.
+        # A slot gets all its blocks in one step when its prefix is cached.
         words += rows * self.max_blocks_per_slot + self.max_num_batched_tokens
         return 4 * words
 
     @property
     def max_output_bytes(self) -> int:
         return 4 * (_OUTPUT_HEADER_WORDS + 4 * self.max_num_seqs)
+
+    def check_input(self, payload: bytes) -> None:
+        """For the sender: a message that outgrows its channel never leaves."""
+        if len(payload) > self.max_input_bytes:
+            raise MessageCorrupt(
+                f"step message has {len(payload)} bytes, its channel holds {self.max_input_bytes}"
+            )
 
 
 _HEADER_WORDS = 12

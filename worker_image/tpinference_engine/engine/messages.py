@@ -1,0 +1,89 @@
+"""What the asyncio side and the engine core say to each other, by queue or by ZeroMQ.
+
+Plain data with a tag, encoded with msgspec. Every added request gets outputs until one with a
+finish reason, exactly one; every call gets one CallDone, unless the core fails or stops first.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from tpinference_engine.engine.status import CacheStatus, Failure, RequestCounts
+from tpinference_engine.executor.base import RankPlace, Stage
+from tpinference_engine.request import Request, RequestOutput
+from tpinference_engine.scheduler.limits import SchedulerLimits
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag=True):
+    request: Request
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+
+
+class CallRanks(msgspec.Struct, frozen=True, tag=True):
+    """A collective RPC, behind a fence. Arguments and answers are what msgpack can hold."""
+
+    call_id: int
+    method: str
+    args: tuple[Any, ...]
+    timeout_s: float | None
+
+
+class RunCanary(msgspec.Struct, frozen=True, tag=True):
+    """Answered by the next token that comes back from the ranks."""
+
+    call_id: int
+
+
+class StopCore(msgspec.Struct, frozen=True, tag=True):
+    """Ends the loop; requests that are left are aborted."""
+
+
+ToCore = AddRequest | AbortRequest | CallRanks | RunCanary | StopCore
+
+
+class StageBegan(msgspec.Struct, frozen=True, tag=True):
+    name: Stage
+    at: datetime
+    elapsed_s: float
+    """Since the core began to start, by a clock that does not jump."""
+
+
+class CoreReady(msgspec.Struct, frozen=True, tag=True):
+    elapsed_s: float
+    limits: SchedulerLimits
+    places: tuple[RankPlace, ...]
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """After every step, and every second while idle: the loop's sign of life."""
+
+    outputs: tuple[RequestOutput, ...]
+    requests: RequestCounts
+    cache: CacheStatus
+
+
+class CallDone(msgspec.Struct, frozen=True, tag=True):
+    call_id: int
+    answers: tuple[Any, ...] = ()
+    error: str | None = None
+
+
+class CoreFailed(msgspec.Struct, frozen=True, tag=True):
+    failure: Failure
+
+
+class CoreStopped(msgspec.Struct, frozen=True, tag=True):
+    """The last message: ranks are gone and nothing of the core is left."""
+
+
+FromCore = StageBegan | CoreReady | Progress | CallDone | CoreFailed | CoreStopped
+
+encoder = msgspec.msgpack.Encoder()
+to_core_decoder: msgspec.msgpack.Decoder[ToCore] = msgspec.msgpack.Decoder(ToCore)
+from_core_decoder: msgspec.msgpack.Decoder[FromCore] = msgspec.msgpack.Decoder(FromCore)
