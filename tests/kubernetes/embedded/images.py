@@ -11,6 +11,7 @@ from pathlib import Path
 
 from embedded.base_image import ensure_base_image
 from embedded.buildah import build, buildah
+from embedded.lock import locked
 from embedded.node import Node
 from embedded.packages import ensure_packages
 from embedded.places import REPOSITORY, cache_dir, wheels_dir
@@ -62,15 +63,14 @@ def load_image(node: Node, image: Image) -> None:
     """Gives a node an image. Layers that the node has are not sent again."""
     if image.reference in node.ctr("images", "ls", "-q").split():
         return
-    with step(f"load {image.reference} into {node.name}"):
-        layout = cache_dir() / "oci" / image.name.rpartition("/")[2]
-        layout.mkdir(parents=True, exist_ok=True)
+    layout = cache_dir() / "oci" / image.name.rpartition("/")[2]
+    with step(f"load {image.reference} into {node.name}"), locked(layout):
         target = f"oci:{layout}:{image.reference}"
         # Uncompressed, a layer's digest depends on its content alone and is the same next time.
         buildah("push", "--quiet", "--disable-compression", image.image_id, target)
-        archive = node.folder / "image.tar"
+        archive = node.folder / f"{image.tag}.tar"
         write_archive(archive, layout, image.reference, node.ctr("content", "ls", "-q").split())
-        node.ctr("images", "import", str(archive))
+        node.import_image(archive)
         archive.unlink()
 
 

@@ -6,16 +6,15 @@ was built is keyed by these two, so another version never meets an old program.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from embedded.command import run
 from embedded.errors import ToolError
+from embedded.lock import locked
 from embedded.places import TOOL_MODULES, cache_dir
 from embedded.progress import step
 
@@ -129,7 +128,7 @@ def ensure_tools(names: Iterable[str] = tuple(TOOLS)) -> None:
     wanted = [TOOLS[name] for name in names]
     if all(tool.path.exists() and _has_data(tool.module) for tool in wanted):
         return
-    with _lock():
+    with locked(cache_dir() / "tools"):
         for tool in wanted:
             if not _has_data(tool.module):
                 with step(f"copy the manifests of {tool.module.name}"):
@@ -184,12 +183,3 @@ def _run_go(module: Module, argv: list[str], timeout_s: float) -> str:
     # GOFLAGS of the machine stay, GOWORK does not: each folder is a module of its own.
     env = {"CGO_ENABLED": "0", "GOWORK": "off", "GOTOOLCHAIN": "local"}
     return run(["nice", "go", *argv], cwd=module.source, env=env, timeout_s=timeout_s)
-
-
-@contextmanager
-def _lock() -> Iterator[None]:
-    folder = cache_dir() / "tools"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
