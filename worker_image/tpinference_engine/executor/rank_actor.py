@@ -1,0 +1,99 @@
+"""The Ray actor around one rank's worker.
+
+Two-phase: the constructor is cheap and can't fail, so that placement is known, and an error of the
+model comes back as itself, not as a death. Calls come on the actor's main thread, `step` of a
+compiled graph on a thread of Ray's; never both at once, as the driver fences.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+from typing import Any
+
+from tpinference_engine.config import EngineConfig
+from tpinference_engine.executor.lifeline import LifelineAddress, hold_lifeline
+from tpinference_engine.executor.network_interface import interface_of
+from tpinference_engine.executor.placement import PlacedActor
+from tpinference_engine.executor.semaphores import (
+    graph_semaphores,
+    sweep_dead_semaphores,
+    unlink_semaphores,
+)
+from tpinference_engine.runner.base import RunnerFactory
+from tpinference_engine.worker import Worker
+
+SWITCH_INTERVAL_S = 0.0005
+"""The graph's thread gets the interpreter back from any other this soon."""
+
+logger = logging.getLogger(__name__)
+
+
+class RankActor:
+    def __init__(self, config: EngineConfig, runner_factory: RunnerFactory | None) -> None:
+        self._config = config
+        self._runner_factory = runner_factory
+        self._worker: Worker | None = None
+        self._semaphores_before: frozenset[str] = frozenset()
+
+    def place(self) -> PlacedActor:
+        found = self._the_worker.place()
+        return PlacedActor(
+            pod=str(found["pod"]),
+            node_id=str(found["node"]),
+            # A rank's own pod says this, and only here can it be read.
+            node=os.environ.get("TPINFERENCE_NODE_NAME") or str(found["node"]),
+            address=str(found["address"]),
+            device=str(found["device"]),
+            pid=int(found["pid"]),
+        )
+
+    def join(self, rank: int, lifeline: LifelineAddress) -> None:
+        """From here on this process ends with the engine core."""
+        hold_lifeline(lifeline, rank)
+        choose_interface(str(self._the_worker.place()["address"]))
+        sweep_dead_semaphores()
+
+    def open_store_on(self, rank: int) -> tuple[str, int] | None:
+        return self._the_worker.open_store() if rank == 0 else None
+
+    def call(self, method: str, args: tuple[Any, ...]) -> Any:
+        return getattr(self._the_worker, method)(*args)
+
+    def step(self, payload: bytes) -> bytes:
+        return self._the_worker.step(payload)
+
+    def prepare_graph(self, max_output_bytes: int) -> None:
+        from tpinference_engine.transport.compiled_graph import set_channel_bytes
+
+        set_channel_bytes(max_output_bytes)
+        self._semaphores_before = graph_semaphores(os.getppid())
+
+    def unlink_graph_semaphores(self) -> None:
+        """After the first step: all that need the graph's semaphores have them open."""
+        raylet_pid = os.getppid()
+        unlink_semaphores(graph_semaphores(raylet_pid) - self._semaphores_before)
+
+    def settle(self) -> None:
+        """Start-up's objects stay; the collector need not look at them in every step."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        gc.collect()
+        gc.freeze()
+
+    @property
+    def _the_worker(self) -> Worker:
+        if self._worker is None:
+            self._worker = Worker(self._config, self._runner_factory)
+        return self._worker
+
+
+def choose_interface(address: str) -> None:
+    """Collectives use the interface of the address that Ray chose, unless the user chose one."""
+    name = interface_of(address)
+    if name is None:
+        logger.warning("no network interface has %s, collectives choose one themselves", address)
+        return
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(variable, name)

@@ -1,0 +1,178 @@
+"""The product's executor: ranks are Ray actors, steps go through a transport of Ray's.
+
+One thread calls it, for its whole life. What an error means for the group is in `rank_group.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tpinference_engine.config import EngineConfig
+from tpinference_engine.errors import StartupTimedOut, StepTimedOut, TPInferenceError
+from tpinference_engine.executor.acknowledgement import reconcile_outputs
+from tpinference_engine.executor.base import BeginStage, RankPlace
+from tpinference_engine.executor.deadline import Deadline
+from tpinference_engine.executor.rank_group import RankGroup
+from tpinference_engine.executor.ray_cluster import RayCluster
+from tpinference_engine.executor.semaphores import (
+    graph_semaphores,
+    sweep_dead_semaphores,
+    unlink_semaphores,
+)
+from tpinference_engine.runner.base import RunnerFactory
+from tpinference_engine.step import StepInput, StepOutput, decode_output, encode_input
+from tpinference_engine.transport.actor_call import ActorCallTransport
+from tpinference_engine.transport.base import StepTransport
+from tpinference_engine.transport.compiled_graph import CompiledGraphTransport
+
+
+class RayExecutor:
+    def __init__(
+        self,
+        config: EngineConfig,
+        max_model_len: int,
+        runner_factory: RunnerFactory | None = None,
+    ) -> None:
+        """`max_model_len` sizes the channels. `runner_factory` None = the model."""
+        self._config = config
+        self._limits = config.step_limits(max_model_len)
+        self._runner_factory = runner_factory
+        self._cluster = RayCluster(config.ray_address, config.tensor_parallel_size)
+        self._group = RankGroup(config, self._cluster)
+        self._transport: StepTransport | None = None
+        self._in_flight: StepInput | None = None
+        self._num_blocks = 0
+        self._graph_names_linked = False
+        self._names_before: frozenset[str] = frozenset()
+
+    def start(self, begin_stage: BeginStage) -> None:
+        deadline = Deadline.after(self._config.startup_timeout_s)
+        try:
+            begin_stage("rayJoined")
+            self._cluster.join(deadline)
+            self._group.place(self._runner_factory, deadline)
+            begin_stage("weightsLoaded")
+            self._load(deadline)
+            begin_stage("graphCompiled")
+            self._connect_steps(deadline)
+            begin_stage("warmedUp")
+            self._call("warm_up", (), deadline)
+            self._group.call(lambda a, _: a.settle.remote(), deadline.remaining_s, "settling")
+        except StepTimedOut as error:
+            raise StartupTimedOut(
+                f"start-up took longer than startup_timeout_s "
+                f"{self._config.startup_timeout_s:g}: {error}"
+            ) from error
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    @property
+    def places(self) -> tuple[RankPlace, ...]:
+        return self._group.places
+
+    def submit(self, step: StepInput) -> None:
+        self._group.check_alive()
+        assert self._transport is not None, "start has returned"
+        assert self._in_flight is None, "one call in flight at most"
+        payload = encode_input(step)
+        self._limits.check_input(payload)
+        try:
+            self._transport.submit(payload)
+        except TPInferenceError as error:
+            raise self._group.fail(error) from error
+        self._in_flight = step
+
+    def collect(self) -> StepOutput:
+        assert self._transport is not None and self._in_flight is not None, "submit came before"
+        step, self._in_flight = self._in_flight, None
+        try:
+            answers = self._transport.result(self._config.step_timeout_s)
+            output = reconcile_outputs(step, [decode_output(answer) for answer in answers])
+        except TPInferenceError as error:
+            raise self._group.fail(error) from error
+        if self._graph_names_linked:
+            self._unlink_graph_names()
+        return output
+
+    def collective_rpc(
+        self, method: str, args: Sequence[Any] = (), timeout_s: float | None = None
+    ) -> list[Any]:
+        assert self._in_flight is None, "an RPC is fenced: no step is in flight"
+        arguments = tuple(args)
+        return self._group.call(
+            lambda actor, _: actor.call.remote(method, arguments), timeout_s, method
+        )
+
+    def check_alive(self) -> None:
+        self._group.check_alive()
+
+    def shutdown(self) -> None:
+        # Killed first: tearing a graph down waits for ranks that may never return.
+        self._group.kill()
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+        self._group.release()
+        self._cluster.leave()
+        sweep_dead_semaphores()
+
+    def _load(self, deadline: Deadline) -> None:
+        store: tuple[str, int] | None = None
+        if self._config.tensor_parallel_size > 1:
+            store = self._open_store(deadline)
+        peers, epoch = self._group.ranks_on_node, self._config.epoch
+        self._group.call(
+            lambda actor, rank: actor.call.remote("initialize", (rank, epoch, store, peers[rank])),
+            deadline.remaining_s,
+            "initialize",
+        )
+        self._call("load_model", (), deadline)
+        capacities = self._call("cache_capacity", (), deadline)
+        self._num_blocks = self._config.num_gpu_blocks_override or min(capacities)
+        self._call("allocate_cache", (self._num_blocks,), deadline)
+
+    def _open_store(self, deadline: Deadline) -> tuple[str, int]:
+        """Rank 0 opens it on a free port and keeps it, so that nobody can take the port between."""
+        answers = self._group.call(
+            lambda actor, rank: actor.open_store_on.remote(rank), deadline.remaining_s, "open_store"
+        )
+        host, port = answers[0]
+        return host, port
+
+    def _call(self, method: str, args: tuple[Any, ...], deadline: Deadline) -> list[Any]:
+        return self.collective_rpc(method, args, deadline.remaining_s)
+
+    def _connect_steps(self, deadline: Deadline) -> None:
+        if self._config.step_transport == "actor-call":
+            self._transport = ActorCallTransport(self._group.actors)
+            return
+        sweep_dead_semaphores()
+        self._names_before = self._own_graph_names()
+        output_bytes = self._limits.max_output_bytes
+        self._group.call(
+            lambda actor, _: actor.prepare_graph.remote(output_bytes),
+            deadline.remaining_s,
+            "prepare_graph",
+        )
+        self._transport = CompiledGraphTransport(
+            self._group.actors, max_input_bytes=self._limits.max_input_bytes
+        )
+        self._group.watch_tasks(self._transport.watched_refs())
+        self._graph_names_linked = True
+
+    def _unlink_graph_names(self) -> None:
+        """After the first step every process has the semaphores open; their names serve nobody."""
+        self._graph_names_linked = False
+        self._group.call(
+            lambda actor, _: actor.unlink_graph_semaphores.remote(),
+            self._config.step_timeout_s,
+            "unlink_graph_semaphores",
+        )
+        unlink_semaphores(self._own_graph_names() - self._names_before)
+
+    def _own_graph_names(self) -> frozenset[str]:
+        raylet = self._cluster.raylet_pid()
+        return frozenset() if raylet is None else graph_semaphores(raylet)

@@ -1,0 +1,84 @@
+"""The product's transport: one Ray compiled graph over all ranks.
+
+A message is one `bytes` (Ray's fast path) into shared memory, read by every rank's own graph
+thread. Facts this module lives by, each measured with Ray 2.60:
+- buffers come from the DAG context of the process that makes a channel (input: here, outputs: on
+  the ranks); the argument of `experimental_compile` is ignored for them;
+- a `get` that timed out has burnt its ref, so there is one long get a step;
+- reading one output reads them all, so a step is as fast as its slowest rank;
+- a dropped unread ref blocks in its finaliser until the graph is torn down, so refs are kept;
+- tearing down while a rank hangs never returns: whoever owns the ranks kills them first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from ray.dag import DAGContext, InputNode, MultiOutputNode
+from ray.exceptions import RayActorError
+
+from tpinference_engine.errors import GroupFailed
+from tpinference_engine.transport.ray_failure import translate_ray_failure
+
+MAX_IN_FLIGHT = 2
+"""One more than is used: Ray refuses a call at its cap instead of queueing it."""
+
+_SERIALIZED_EXTRA_BYTES = 4096
+_RAY_GRAPH_LOGGER = "ray.dag.compiled_dag_node"
+
+
+def set_channel_bytes(message_bytes: int) -> None:
+    """Channels that this process makes from now on hold a message of `message_bytes`."""
+    DAGContext.get_current().buffer_size_bytes = message_bytes + _SERIALIZED_EXTRA_BYTES
+
+
+class CompiledGraphTransport:
+    def __init__(self, actors: Sequence[Any], *, max_input_bytes: int) -> None:
+        """Compiles. `actors` are in rank order; their own channels must have been sized before."""
+        set_channel_bytes(max_input_bytes)
+        with InputNode() as message:
+            graph = MultiOutputNode([actor.step.bind(message) for actor in actors])
+        self._graph = graph.experimental_compile(
+            _max_inflight_executions=MAX_IN_FLIGHT,
+            _overlap_gpu_communication=False,
+            enable_asyncio=False,
+        )
+        # Ray's monitor logs a traceback for each rank that it finds dead, though ranks are killed
+        # first on purpose; what matters comes as an exception.
+        logging.getLogger(_RAY_GRAPH_LOGGER).setLevel(logging.CRITICAL)
+        self._actors = tuple(actors)
+        self._refs: list[Any] = []
+
+    def submit(self, payload: bytes) -> None:
+        try:
+            self._refs = self._graph.execute(payload)
+        except Exception as error:
+            raise translate_ray_failure(error, self._rank_of(error), "sending a step") from error
+
+    def result(self, timeout_s: float) -> list[bytes]:
+        if not self._refs:
+            raise GroupFailed("no step is in flight")
+        answers: list[bytes] = []
+        for rank, ref in enumerate(self._refs):
+            try:
+                answers.append(ref.get(timeout=timeout_s))
+            except Exception as error:
+                culprit = self._rank_of(error) if isinstance(error, RayActorError) else rank
+                raise translate_ray_failure(error, culprit, "a step") from error
+        self._refs = []
+        return answers
+
+    def watched_refs(self) -> list[Any]:
+        return [self._graph.worker_task_refs[actor] for actor in self._actors]
+
+    def close(self) -> None:
+        self._graph.teardown()
+        self._refs = []
+
+    def _rank_of(self, error: Exception) -> int | None:
+        """Whose death Ray reports: it may come up on the output of any other rank."""
+        dead = getattr(error, "actor_id", None)
+        ids = [actor._actor_id.hex() for actor in self._actors]
+        return ids.index(dead) if dead in ids else None
