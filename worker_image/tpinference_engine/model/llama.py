@@ -74,6 +74,11 @@ class Llama:
         self._rotation = rotation
         self._parallel = parallel
 
+    @property
+    def group_size(self) -> int:
+        """Query heads of one KV head, the same for all of a rank's."""
+        return len(self._shard.heads) // len(self._shard.kv_heads)
+
     def forward(
         self, ids_T: torch.Tensor, positions_T: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
