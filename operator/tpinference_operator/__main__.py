@@ -38,7 +38,6 @@ from tpinference_operator.watches import HEALTH_CAUSE, Watches
 logger = logging.getLogger("tpinference_operator")
 
 EXIT_FAILED = 1
-EXIT_BAD_SETTING = 2
 EXIT_LEASE_LOST = 3
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import monotonic
@@ -19,6 +18,16 @@ from tpinference_operator.errors import ApiError, NotFound
 from tpinference_operator.kube import LEASE, Body, Kube
 
 logger = logging.getLogger(__name__)
+
+
+class Clock:
+    """Time as this process sees it; a test gives its own."""
+
+    def now(self) -> float:
+        return monotonic()
+
+    async def sleep(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
 
 
 class LeaseLost(BaseException):
@@ -52,7 +61,7 @@ class Lease:
         name: str,
         identity: str,
         times: LeaseTimes,
-        clock: Callable[[], float] = monotonic,
+        clock: Clock = Clock(),
     ) -> None:
         self._kube = kube
         self._namespace = namespace
@@ -67,7 +76,7 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        return self._held.is_set() and self._clock() < self._valid_until
+        return self._held.is_set() and self._clock.now() < self._valid_until
 
     async def wait_held(self) -> None:
         await self._held.wait()
@@ -83,29 +92,29 @@ class Lease:
         """Waits for the Lease and keeps it; LeaseLost when it can't; empties it when cancelled."""
         try:
             while not await self._attempt(self._times.retry_s * 2):
-                await asyncio.sleep(self._times.retry_s)
+                await self._clock.sleep(self._times.retry_s)
             logger.info("holds the lease %s/%s as %s", self._namespace, self._name, self._identity)
             self._held.set()
             while True:
-                await asyncio.sleep(self._times.retry_s)
+                await self._clock.sleep(self._times.retry_s)
                 await self._renew()
         finally:
             await self._release()
 
     async def _renew(self) -> None:
         """Tries until it is renewed, lost for certain, or the deadline is there."""
-        while (left := self._valid_until - self._clock()) > 0:
+        while (left := self._valid_until - self._clock.now()) > 0:
             if await self._attempt(min(left, self._times.retry_s * 2)):
                 return
             if self._holder() not in ("", self._identity):
                 raise LeaseLost(f"the Lease is now held by {self._holder()!r}")
-            left = self._valid_until - self._clock()
-            await asyncio.sleep(max(0.0, min(left, self._times.retry_s / 4)))
+            left = self._valid_until - self._clock.now()
+            await self._clock.sleep(max(0.0, min(left, self._times.retry_s / 4)))
         raise LeaseLost(f"not renewed within {self._times.renew_deadline_s:g} s")
 
     async def _attempt(self, timeout_s: float) -> bool:
         """One try to take or renew. Its clock starts before it is sent: the answer may be late."""
-        start = self._clock()
+        start = self._clock.now()
         try:
             async with asyncio.timeout(timeout_s):
                 self._see(await self._get())
@@ -134,12 +143,12 @@ class Lease:
     def _see(self, lease: Body) -> None:
         """The clock of a foreign renewal starts when it was seen: never before it was made."""
         if not self._seen or lease.get("spec") != self._seen.get("spec"):
-            self._seen_at = self._clock()
+            self._seen_at = self._clock.now()
         self._seen = lease
 
     def _may_take(self) -> bool:
         free = self._holder() in ("", self._identity)
-        return free or self._clock() - self._seen_at >= self._times.duration_s
+        return free or self._clock.now() - self._seen_at >= self._times.duration_s
 
     def _holder(self) -> str:
         return str((self._seen.get("spec") or {}).get("holderIdentity") or "")

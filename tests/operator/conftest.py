@@ -1,0 +1,131 @@
+"""What the operator's unit tests share: a small API server in memory, behind Kube's transport."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tpinference_operator.errors import ApiUnavailable
+from tpinference_operator.kube import Answer, Kube, Request
+
+Body = dict[str, Any]
+
+
+def _status(code: int, reason: str) -> Answer:
+    return Answer(code, {"kind": "Status", "reason": reason, "message": reason}, 0.0)
+
+
+@dataclass
+class FakeApiServer:
+    """Stores objects by path; honours resourceVersion, uid preconditions and existing names.
+
+    `refuse` answers instead of it (an Answer) or fails (ApiUnavailable) for requests it likes;
+    `sent` is every request that came.
+    """
+
+    objects: dict[str, Body] = field(default_factory=dict)
+    sent: list[Request] = field(default_factory=list)
+    refuse: Callable[[Request], Answer | ApiUnavailable | None] = lambda _: None
+    lose_answers: bool = False
+    version: int = 100
+
+    async def send(self, request: Request, timeout_s: float) -> Answer:
+        self.sent.append(request)
+        refused = self.refuse(request)
+        if isinstance(refused, ApiUnavailable):
+            raise refused
+        answer = refused or getattr(self, f"_{request.method.lower()}")(request)
+        if self.lose_answers:
+            raise ApiUnavailable("the answer was lost")
+        return copy.deepcopy(answer)
+
+    @property
+    def writes(self) -> list[tuple[str, str]]:
+        return [(r.method, r.path) for r in self.sent if r.method != "GET"]
+
+    def put(self, path: str, body: Body) -> Body:
+        """Stores it as somebody else would."""
+        return self._store(path, copy.deepcopy(body))
+
+    def _store(self, path: str, body: Body) -> Body:
+        self.version += 1
+        metadata = body.setdefault("metadata", {})
+        metadata.setdefault("uid", f"uid-{self.version}")
+        metadata["resourceVersion"] = str(self.version)
+        self.objects[path] = body
+        return body
+
+    def _get(self, request: Request) -> Answer:
+        if "fieldSelector" in request.query:
+            uid = request.query["fieldSelector"].partition("=")[2]
+            items = [o for o in self.objects.values() if _involved(o) == uid]
+            return Answer(200, {"items": items})
+        found = self.objects.get(request.path)
+        return Answer(200, found) if found is not None else _status(404, "NotFound")
+
+    def _post(self, request: Request) -> Answer:
+        assert request.body is not None
+        path = f"{request.path}/{request.body['metadata']['name']}"
+        if path in self.objects:
+            return _status(409, "AlreadyExists")
+        return Answer(201, self._store(path, copy.deepcopy(request.body)))
+
+    def _put(self, request: Request) -> Answer:
+        path = request.path.removesuffix("/status")
+        assert request.body is not None
+        live = self.objects.get(path)
+        if live is None:
+            return _status(404, "NotFound")
+        if request.body["metadata"]["resourceVersion"] != live["metadata"]["resourceVersion"]:
+            return _status(409, "Conflict")
+        return Answer(200, self._store(path, copy.deepcopy(request.body)))
+
+    def _patch(self, request: Request) -> Answer:
+        assert request.body is not None
+        live = self.objects.get(request.path)
+        if live is None:
+            return _status(404, "NotFound")
+        if request.body["metadata"].get("uid", live["metadata"]["uid"]) != live["metadata"]["uid"]:
+            return _status(409, "Conflict")
+        return Answer(200, self._store(request.path, _merge(live, request.body)))
+
+    def _delete(self, request: Request) -> Answer:
+        live = self.objects.get(request.path)
+        if live is None:
+            return _status(404, "NotFound")
+        assert request.body is not None
+        if request.body["preconditions"]["uid"] != live["metadata"]["uid"]:
+            return _status(409, "Conflict")
+        return Answer(200, self.objects.pop(request.path))
+
+
+def _involved(body: Body) -> str:
+    return str((body.get("involvedObject") or {}).get("uid", ""))
+
+
+def _merge(old: Body, new: Body) -> Body:
+    merged = dict(old)
+    for key, value in new.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+@pytest.fixture
+def api() -> FakeApiServer:
+    return FakeApiServer()
+
+
+@pytest.fixture
+def kube(api: FakeApiServer) -> Kube:
+    return Kube(api, timeout_s=1.0)
+
+
+@pytest.fixture
+def refuse_with() -> Callable[[int, str], Answer]:
+    """An answer of the API server that is an error."""
+    return _status

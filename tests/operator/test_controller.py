@@ -1,0 +1,194 @@
+"""controller.py: which key is worked on when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from tpinference_operator.controller import Backoff, Controller, Key, WorkQueue
+from tpinference_operator.errors import ApiConflict, ApiUnavailable
+
+A, B = ("ns", "a"), ("ns", "b")
+
+
+class Held:
+    async def wait_held(self) -> None:
+        return
+
+
+@dataclass
+class Work:
+    """A reconcile that notes its calls and can be held up."""
+
+    answer: Callable[[Key], float | None | Exception] = lambda _: None
+    calls: list[Key] = field(default_factory=list)
+    at_once: int = 0
+    most_at_once: int = 0
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    async def __call__(self, key: Key) -> float | None:
+        self.calls.append(key)
+        self.changed.set()
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await self.gate.wait()
+        self.at_once -= 1
+        answer = self.answer(key)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def seen(self, num_calls: int) -> None:
+        async with asyncio.timeout(5):
+            while len(self.calls) < num_calls:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+async def nothing() -> None:
+    return
+
+
+@asynccontextmanager
+async def running(
+    work: Work,
+    *,
+    keys: tuple[Key, ...] = (),
+    resync_s: float = 1000,
+    num_workers: int = 2,
+    wait_indexed: Callable[[], Coroutine[None, None, None]] = nothing,
+) -> AsyncIterator[Controller]:
+    controller = Controller(
+        work,
+        known_keys=lambda: keys,
+        wait_indexed=wait_indexed,
+        resync_s=resync_s,
+        num_workers=num_workers,
+        backoff=Backoff(0.01, 0.04),
+    )
+    task = asyncio.create_task(controller.run(Held()))
+    yield controller
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_key_that_is_queued_is_not_queued_again() -> None:
+    queue: WorkQueue[Key] = WorkQueue()
+    for key in (A, B, A, A):
+        queue.add(key)
+    assert [await queue.take(), await queue.take()] == [A, B]
+    assert queue.is_idle() is False
+
+
+async def test_one_key_is_never_worked_on_twice_at_once_and_not_forgotten() -> None:
+    work = Work()
+    work.gate.clear()
+    async with running(work) as controller:
+        controller.enqueue(A)
+        await work.seen(1)
+        for _ in range(5):
+            controller.enqueue(A)
+        assert work.calls == [A]
+        work.gate.set()
+        await work.seen(2)
+    assert (work.calls, work.most_at_once) == ([A, A], 1)
+
+
+async def test_different_keys_are_worked_on_side_by_side() -> None:
+    work = Work()
+    work.gate.clear()
+    async with running(work) as controller:
+        controller.enqueue(A)
+        controller.enqueue(B)
+        await work.seen(2)
+        assert work.at_once == 2
+        work.gate.set()
+
+
+async def test_a_reconcile_says_when_to_look_again() -> None:
+    answers = iter([0.01, None])
+    work = Work(answer=lambda _: next(answers))
+    async with running(work) as controller:
+        controller.enqueue(A)
+        await work.seen(2)
+
+
+@pytest.mark.parametrize(
+    "error", [ApiUnavailable("down"), ApiConflict("changed"), KeyError("a bug")]
+)
+async def test_a_failure_is_tried_again_and_stops_nobody_else(error: Exception) -> None:
+    failures = iter([error, error])
+    work = Work(answer=lambda key: next(failures, None) if key == A else None)
+    async with running(work, num_workers=1) as controller:
+        controller.enqueue(A)
+        controller.enqueue(B)
+        await work.seen(4)
+    assert work.calls[:2] == [A, B]
+    assert work.calls.count(A) == 3
+
+
+def test_back_off_doubles_up_to_its_cap() -> None:
+    backoff = Backoff(0.5, 60)
+    assert [backoff.delay_s(n) for n in (1, 2, 3, 8, 1000)] == [0.5, 1, 2, 60, 60]
+
+
+async def test_of_two_delays_the_earlier_one_counts() -> None:
+    queue: WorkQueue[Key] = WorkQueue()
+    queue.add_after(A, 100)
+    queue.add_after(A, 0.0)
+    queue.add_after(A, 100)
+    async with asyncio.timeout(5):
+        assert await queue.take() == A
+    queue.done(A)
+    assert queue.is_idle()
+
+
+async def test_resync_brings_every_known_key() -> None:
+    work = Work()
+    async with running(work, keys=(A, B), resync_s=0.01):
+        await work.seen(4)
+    assert {A, B} == set(work.calls)
+
+
+async def test_nothing_is_worked_on_before_the_indexes_are_complete() -> None:
+    work, complete = Work(), asyncio.Event()
+
+    async def wait_indexed() -> None:
+        await complete.wait()
+
+    async with running(work, wait_indexed=wait_indexed) as controller:
+        controller.enqueue(A)
+        await asyncio.sleep(0)
+        assert work.calls == []
+        complete.set()
+        await work.seen(1)
+
+
+async def test_nothing_is_worked_on_before_the_lease_is_held() -> None:
+    work, held = Work(), asyncio.Event()
+
+    class Waiting:
+        async def wait_held(self) -> None:
+            await held.wait()
+
+    controller = Controller(
+        work, known_keys=lambda: (), wait_indexed=nothing, resync_s=1, num_workers=1
+    )
+    task = asyncio.create_task(controller.run(Waiting()))
+    controller.enqueue(A)
+    await asyncio.sleep(0)
+    assert work.calls == []
+    held.set()
+    await work.seen(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
