@@ -116,9 +116,9 @@ class ControlPlane:
     def stop_kuberay(self) -> None:
         kuberay.stop_process(self.processes)
 
-    def start_kwok(self) -> None:
+    def start_kwok(self, *arguments: str) -> None:
         """From here on, the nodes of `add_fake_node` and the pods on them come up at once."""
-        kwok.start_process(self.processes, self.kubectl)
+        kwok.start_process(self.processes, self.kubectl, *arguments)
 
     def stop_kwok(self) -> None:
         kwok.stop_process(self.processes)

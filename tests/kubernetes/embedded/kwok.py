@@ -17,7 +17,8 @@ DEFAULT_CAPACITY = {"cpu": "64", "memory": "512Gi", "pods": "500"}
 READY_TIMEOUT_S = 60.0
 
 
-def start_process(processes: Processes, kubectl: Kubectl) -> None:
+def start_process(processes: Processes, kubectl: Kubectl, *arguments: str) -> None:
+    """`arguments`: more flags, such as --cidr=127.20.0.1/16 for pod addresses that answer here."""
     ensure_tools([PROCESS])
     stages = [
         path
@@ -33,7 +34,7 @@ def start_process(processes: Processes, kubectl: Kubectl) -> None:
         "node-lease-duration-seconds": 40,
     }
     configs = [f"--config={stage}" for stage in stages]
-    processes.start(PROCESS, [tool_path(PROCESS), *flags(options), *configs])
+    processes.start(PROCESS, [tool_path(PROCESS), *flags(options), *configs, *arguments])
 
 
 def stop_process(processes: Processes) -> None:
