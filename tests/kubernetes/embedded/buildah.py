@@ -3,24 +3,52 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from embedded.command import run
+from embedded.lock import locked
 from embedded.places import cache_dir
 
 BUILD_TIMEOUT_S = 3600.0
 COMMAND_TIMEOUT_S = 600.0
 CERTIFICATES = Path("/etc/ssl/certs")
+# Where it remembers which compressed layer belongs to which content; there is no flag for it.
+FIXED_FOLDER = Path("/var/lib/containers")
+BIND_AND_RUN = 'mount --bind "$1" "$2"; shift 2; exec "$@"'
 # Settings of this machine's pip that hold inside a build too.
 PIP_SETTINGS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CERT", "PIP_DEFAULT_TIMEOUT")
 
 
 def buildah(*arguments: str | Path, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-    storage = cache_dir() / "buildah"
-    storage.mkdir(parents=True, exist_ok=True)
-    places = ["--root", str(storage / "storage"), "--runroot", str(storage / "run")]
-    return run(["nice", "buildah", *places, *arguments], timeout_s=timeout_s).strip()
+    """Runs buildah in a mount namespace of its own, where its fixed folders are in the cache."""
+    folder = cache_dir() / "buildah"
+    for name in ("storage", "run", "containers"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    settings = folder / "containers.conf"
+    settings.write_text(f'[network]\nnetwork_config_dir = "{folder}/networks"\n')
+    own = ["--root", str(folder / "storage"), "--runroot", str(folder / "run")]
+    enter = ("unshare", "--mount", "sh", "-ec", BIND_AND_RUN, "sh", folder / "containers")
+    with locked(folder), _mount_point(FIXED_FOLDER):
+        return run(
+            [*enter, FIXED_FOLDER, "nice", "buildah", *own, *arguments],
+            env={"CONTAINERS_CONF": str(settings)},
+            timeout_s=timeout_s,
+        ).strip()
+
+
+@contextmanager
+def _mount_point(path: Path) -> Iterator[None]:
+    """The folder, only to mount something on it; removed again if it was not there before."""
+    existed = path.exists()
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        if not existed:
+            with suppress(OSError):  # somebody else has put something there
+                path.rmdir()
 
 
 def has_image(reference: str) -> bool:

@@ -66,8 +66,8 @@ def load_image(node: Node, image: Image) -> None:
     layout = cache_dir() / "oci" / image.name.rpartition("/")[2]
     with step(f"load {image.reference} into {node.name}"), locked(layout):
         target = f"oci:{layout}:{image.reference}"
-        # Uncompressed, a layer's digest depends on its content alone and is the same next time.
-        buildah("push", "--quiet", "--disable-compression", image.image_id, target)
+        # Only layers that no earlier push has left in the layout are compressed and written.
+        buildah("push", "--quiet", image.image_id, target)
         archive = node.folder / f"{image.tag}.tar"
         write_archive(archive, layout, image.reference, node.ctr("content", "ls", "-q").split())
         node.import_image(archive)
