@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
+import httpx
 import pytest
 from openai import AsyncOpenAI
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -61,14 +62,15 @@ class ScriptedEngine:
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         self.requests.append(request)
         self.running.add(request.request_id)
+        ended = False
         try:
             async for output in self.script(request):
+                ended = output.finish_reason is not None
                 yield output
         finally:
             self.running.discard(request.request_id)
-
-    async def abort(self, request_id: str) -> None:
-        self.aborted.append(request_id)
+            if not ended:
+                self.aborted.append(request.request_id)
 
 
 def say(*token_ids: int, reason: FinishReason = FinishReason.STOP) -> Script:
@@ -122,14 +124,17 @@ def scripted() -> Callable[[Script], ScriptedEngine]:
     return ScriptedEngine
 
 
-class Served:
-    """An engine behind a real port, with the client that users have."""
+class ScriptedApp:
+    """The OpenAI application over a scripted engine."""
 
-    def __init__(self, engine: ScriptedEngine, serving: Serving, port: int) -> None:
+    def __init__(self, engine: ScriptedEngine, serving: Serving) -> None:
         self.engine = engine
         self.serving = serving
-        self.url = f"http://127.0.0.1:{port}"
-        self.client = AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        self.app = openai_app(serving)
+
+    def in_memory(self) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url="http://test")
 
     async def wait_idle(self) -> None:
         """Nothing runs any more, neither here nor in the engine."""
@@ -138,21 +143,40 @@ class Served:
         assert not self.engine.running
 
 
-ServeScript = Callable[..., AbstractAsyncContextManager[Served]]
+class ServedApp(ScriptedApp):
+    """It behind a real port, with the client that users have."""
+
+    def connect(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.client = AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture
-def serve_script(served_model: ServedModel) -> ServeScript:
+def script_app(
+    served_model: ServedModel,
+) -> Callable[..., AbstractAsyncContextManager[ScriptedApp]]:
     @asynccontextmanager
-    async def serve(
+    async def make(
         script: Script, *, max_requests: int = 100, **changes: object
-    ) -> AsyncIterator[Served]:
+    ) -> AsyncIterator[ScriptedApp]:
         engine = ScriptedEngine(script)
         model = replace(served_model, **changes)  # type: ignore[arg-type]
-        serving = Serving(engine, model, Gate(max_requests), Metrics(dict))
-        reserved = reserve_port("port", "127.0.0.1", 0)
-        listener = Listener(openai_app(serving), reserved, access_log=False)
-        served = Served(engine, serving, listener.port)
+        yield ScriptedApp(engine, Serving(engine, model, Gate(max_requests), Metrics(dict)))
+
+    return make
+
+
+@pytest.fixture
+def serve_script(
+    served_model: ServedModel,
+) -> Callable[..., AbstractAsyncContextManager[ServedApp]]:
+    @asynccontextmanager
+    async def serve(script: Script, *, max_requests: int = 100) -> AsyncIterator[ServedApp]:
+        engine = ScriptedEngine(script)
+        serving = Serving(engine, served_model, Gate(max_requests), Metrics(dict))
+        served = ServedApp(engine, serving)
+        listener = Listener(served.app, reserve_port("port", "127.0.0.1", 0), access_log=False)
+        served.connect(listener.port)
         try:
             yield served
         finally:

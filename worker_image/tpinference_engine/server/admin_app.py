@@ -18,8 +18,7 @@ from tpinference_engine.server.problems import problem_of
 
 def admin_app(health: Health, metrics: Metrics, drain: Callable[[], None]) -> Starlette:
     async def show_live(_: Request) -> Response:
-        """The event loop answers. A failed engine ends the process, so there is no more to ask."""
-        return PlainTextResponse("ok")
+        return _verdict(health.why_not_live())
 
     async def show_ready(_: Request) -> Response:
         return _verdict(health.why_not_ready())

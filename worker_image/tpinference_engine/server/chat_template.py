@@ -77,6 +77,7 @@ class ChatTemplate:
             raise RequestRefused(
                 f"chat_template_kwargs has {taken!r}, which the server sets itself",
                 param="chat_template_kwargs",
+                code="invalid_value",
             )
         names = {**self._marks, **extra, "messages": messages, "add_generation_prompt": True}
         try:
@@ -84,7 +85,9 @@ class ChatTemplate:
         # A template fails on messages of a form it was not written for in whatever way Python does.
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise RequestRefused(
-                f"the model's chat template refuses these messages: {error}", param="messages"
+                f"the model's chat template refuses these messages: {error}",
+                param="messages",
+                code="chat_template_refused",
             ) from error
 
 

@@ -23,9 +23,8 @@ Ending = Literal["stop", "length"]
 class Generator(Protocol):
     """The part of the engine that a choice needs."""
 
-    def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]: ...
-
-    async def abort(self, request_id: str) -> None: ...
+    def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        """Refuses now what it refuses. Closed before its end, the request is aborted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +79,13 @@ class Choice:
 
 async def run_choice(engine: Generator, choice: Choice) -> AsyncGenerator[Piece, None]:
     """Pieces up to the one with an ending. Left early for any reason, the request is aborted."""
-    request, ended = choice.request, False
-    try:
-        async with aclosing(engine.generate(request)) as outputs:
-            async for output in outputs:
-                ended = output.finish_reason is not None
-                piece = choice.text.push(output)
-                yield piece
-                if piece.ending:
-                    return
-        raise GroupFailed(f"request {request.request_id!r} ended without a reason")
-    finally:
-        if not ended:
-            await engine.abort(request.request_id)
+    async with aclosing(engine.generate(choice.request)) as outputs:
+        async for output in outputs:
+            piece = choice.text.push(output)
+            yield piece
+            if piece.ending:
+                return
+    raise GroupFailed(f"request {choice.request.request_id!r} ended without a reason")
 
 
 Indexed = tuple[int, Piece]

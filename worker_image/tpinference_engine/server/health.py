@@ -5,7 +5,7 @@ Read-only over both. It decides nothing but the answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -14,11 +14,23 @@ from tpinference_engine.server.canary import Canary
 from tpinference_engine.server.gate import Gate
 
 
+class Living(Protocol):
+    """The part of the engine that tells how it is."""
+
+    def status(self) -> EngineStatus: ...
+
+    @property
+    def tick_age_s(self) -> float: ...
+
+
 class Health:
-    def __init__(self, status: Callable[[], EngineStatus], gate: Gate, canary: Canary) -> None:
-        self._status = status
+    def __init__(
+        self, engine: Living, gate: Gate, canary: Canary, *, max_tick_age_s: float
+    ) -> None:
+        self._engine = engine
         self._gate = gate
         self._canary = canary
+        self._max_tick_age_s = max_tick_age_s
         self._is_serving = False
 
     def set_serving(self) -> None:
@@ -26,12 +38,22 @@ class Health:
         self._is_serving = True
 
     def status(self) -> EngineStatus:
-        status = self._status()
+        status = self._engine.status()
         if status.state != "ready":
             return status
         if self._gate.is_closed:
             return msgspec.structs.replace(status, state="draining")
         return status if self._is_serving else msgspec.structs.replace(status, state="starting")
+
+    def why_not_live(self) -> str | None:
+        """Generous: only a core that is stuck beyond any step's deadline is restarted for it.
+
+        A failed engine ends this process, and a slow start is no fault.
+        """
+        age = self._engine.tick_age_s
+        if self._engine.status().state not in ("ready", "draining") or age < self._max_tick_age_s:
+            return None
+        return f"the engine core gave no sign of life for {age:.0f} s"
 
     def why_not_ready(self) -> str | None:
         status = self.status()

@@ -63,8 +63,8 @@ def plan_chat(model: ServedModel, body: ChatBody) -> Plan:
     prompt = model.tokenizer.encode(text, add_special_tokens=False)
     _check_prompts(model, [prompt], "messages")
     limit = body.output_limit
-    name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
-    max_tokens = _max_tokens(model, prompt, limit, name, model.max_model_len)
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    max_tokens = _max_tokens(model, prompt, limit, model.max_model_len, ("messages", name))
     return _plan(model, body, ChatShape(), [prompt], [max_tokens])
 
 
@@ -78,7 +78,9 @@ def plan_completion(model: ServedModel, body: CompletionBody) -> Plan:
     ]
     _check_prompts(model, prompts, "prompt")
     max_tokens = [
-        _max_tokens(model, prompt, body.max_tokens, "max_tokens", DEFAULT_COMPLETION_TOKENS)
+        _max_tokens(
+            model, prompt, body.max_tokens, DEFAULT_COMPLETION_TOKENS, ("prompt", "max_tokens")
+        )
         for prompt in prompts
     ]
     echoes = _echoes(model, body) if body.echo else None
@@ -143,17 +145,25 @@ def _check_prompts(model: ServedModel, prompts: Sequence[TokenIds], param: str) 
 
 
 def _max_tokens(
-    model: ServedModel, prompt: TokenIds, wanted: int | None, name: str, default: int
+    model: ServedModel,
+    prompt: TokenIds,
+    wanted: int | None,
+    default: int,
+    fields: tuple[str, str],
 ) -> int:
-    """The room that is left bounds what a client asks for, and is the most of what he does not."""
-    limit, length = model.max_model_len, len(prompt)
-    room = limit - length
+    """The room that is left bounds what a client asks for, and what he gets if he does not.
+
+    `fields` are the names of the prompt and of `wanted` in the body.
+    """
+    limit, room = model.max_model_len, model.max_model_len - len(prompt)
     if room >= (wanted or 1):
         return wanted or min(default, room)
-    asked = f" and {name} asks for {wanted}" if wanted else ", which leaves none for the answer"
+    of_prompt, of_wanted = fields
+    asked = f" and {of_wanted} asks for {wanted}" if wanted else ", which leaves none for an answer"
     raise PromptTooLong(
-        f"this model's maximum context length is {limit} tokens; the prompt has {length}{asked}",
-        param=name if wanted and room > 0 else None,
+        f"this model's maximum context length is {limit} tokens; the prompt has {len(prompt)}"
+        + asked,
+        param=of_wanted if wanted and room > 0 else of_prompt,
     )
 
 
