@@ -40,7 +40,8 @@ def test_no_handler_that_writes_is_registered(with_ray: bool) -> None:
 def test_raycluster_handlers_only_where_ray_is_served() -> None:
     def plurals(with_ray: bool) -> set[str]:
         registry = build_registry(with_ray=with_ray)
-        return {handler.param.plural for handler in registry._watching.get_all_handlers()}
+        params = [handler.param for handler in registry._watching.get_all_handlers()]
+        return {param.plural for param in params if isinstance(param, Watched)}
 
     assert plurals(True) - plurals(False) == {cache.RAYCLUSTERS}
 
@@ -59,10 +60,8 @@ def test_the_label_of_pods_is_not_asked_of_other_groups_pods() -> None:
 
 def test_kopf_never_gives_up_and_never_writes() -> None:
     settings = build_settings()
-    first, second = (
-        iter(settings.networking.error_backoffs),
-        iter(settings.networking.error_backoffs),
-    )
+    backoffs: Any = settings.networking.error_backoffs
+    first, second = iter(backoffs), iter(backoffs)
     assert [next(first) for _ in range(100)] == [next(second) for _ in range(100)]
     assert (settings.posting.enabled, settings.scanning.disabled) == (False, True)
     assert settings.process.ultimate_exiting_timeout is None
@@ -109,7 +108,8 @@ def body(**labels: str) -> dict[str, Any]:
 
 def send(memo: Any, kind: Watched, what: dict[str, Any], event_type: str | None) -> None:
     event: kopf.RawEvent = {"type": event_type, "object": what}  # type: ignore[typeddict-item]
-    answer = on_event(event=event, body=what, memo=memo, param=kind, pods={}, tpinferences={})
+    handler: Any = on_event
+    answer = handler(event=event, body=what, memo=memo, param=kind, pods={}, tpinferences={})
     assert answer is None  # kopf would patch a value into the object's status
 
 
