@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, get_args
 
@@ -22,7 +23,7 @@ from tpinference_engine.config import (
 from tpinference_engine.errors import InvalidConfig
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Raises what it refuses, so that whoever waits for the engine's failure can be told too."""
 
     def error(self, message: str) -> NoReturn:
@@ -46,7 +47,7 @@ def parse_serve(
 
 
 def serve_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="tpinference-engine serve",
         description="Serve one model over the OpenAI API on a tensor-parallel group of ranks.",
         formatter_class=_HelpFormatter,
@@ -254,8 +255,8 @@ def _engine_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Engi
 
 
 def _server_config(args: argparse.Namespace, environ: Mapping[str, str]) -> ServerConfig:
-    failure_file = environ.get("TPINFERENCE_FAILURE_FILE")
-    return ServerConfig(
+    return replace(
+        server_environment(environ),
         host=args.host,
         port=args.port,
         admin_port=args.admin_port,
@@ -264,6 +265,13 @@ def _server_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Serv
         canary_timeout_s=args.canary_timeout,
         canary_failure_threshold=args.canary_failure_threshold,
         max_queued_requests=args.max_queued_requests,
+    )
+
+
+def server_environment(environ: Mapping[str, str]) -> ServerConfig:
+    """What is known of the server before any flag is: enough to report a flag that is wrong."""
+    failure_file = environ.get("TPINFERENCE_FAILURE_FILE")
+    return ServerConfig(
         failure_file=Path(failure_file) if failure_file else None,
         pod_name=environ.get("TPINFERENCE_POD_NAME"),
         node_name=environ.get("TPINFERENCE_NODE_NAME"),

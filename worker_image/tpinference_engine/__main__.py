@@ -1,0 +1,75 @@
+"""The engine's command: `serve` runs an engine, `supervise` runs a pod.
+
+Each imports what it needs when it is chosen, as the supervisor has to stay small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+
+from tpinference_engine.errors import InvalidConfig
+
+_DESCRIPTION = """\
+Tensor-parallel LLM serving on Ray.
+
+commands:
+  serve      serve one model over the OpenAI API
+  supervise  run Ray, and on a head pod the engine, as process 1 of a container
+
+'tpinference-engine COMMAND --help' shows a command's flags.
+"""
+_USAGE_ERROR = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="tpinference-engine",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=version("tpinference"))
+    parser.add_argument("command", choices=("serve", "supervise"), metavar="COMMAND")
+    chosen = parser.parse_args(arguments[:1])
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    run = _serve if chosen.command == "serve" else _supervise
+    try:
+        return run(arguments[1:], os.environ)
+    except InvalidConfig as error:
+        print(f"tpinference-engine {chosen.command}: error: {error}", file=sys.stderr)
+        return _USAGE_ERROR
+
+
+def _serve(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    from tpinference_engine.command_line import parse_serve, server_environment
+
+    try:
+        engine_config, server_config = parse_serve(argv, environ)
+    except InvalidConfig as error:
+        from tpinference_engine.engine.failure import failure_of
+        from tpinference_engine.server.failure_file import write_failure
+
+        write_failure(server_environment(environ), failure_of(error))
+        raise
+    from tpinference_engine.server.app import run
+
+    return run(engine_config, server_config)
+
+
+def _supervise(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    from tpinference_engine.supervisor.command_line import parse_supervise
+    from tpinference_engine.supervisor.supervisor import Supervisor, count_rank_processes
+
+    config = parse_supervise(argv, environ)
+    return Supervisor(config, environ, count_rank_processes).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
