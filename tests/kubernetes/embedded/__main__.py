@@ -9,7 +9,9 @@ from pathlib import Path
 
 from embedded import cluster
 from embedded.control_plane import ControlPlane
+from embedded.demo import remove_demo, run_demo
 from embedded.errors import ClusterError
+from embedded.images import build_images
 from embedded.places import cache_dir, default_root
 from embedded.progress import say
 from embedded.tools import TOOLS, ensure_tools, tool_path
@@ -44,6 +46,21 @@ def up(arguments: argparse.Namespace) -> None:
     print(f"export KUBECONFIG={running.kubeconfig}")
 
 
+def images(arguments: argparse.Namespace) -> None:
+    built = build_images()
+    for image in (built.operator, built.engine):
+        print(image.reference)
+
+
+def demo(arguments: argparse.Namespace) -> None:
+    run_demo(arguments.root)
+
+
+def demo_down(arguments: argparse.Namespace) -> None:
+    remove_demo(arguments.root)
+    say(f"kept for the next time: {cache_dir()}")
+
+
 def down(arguments: argparse.Namespace) -> None:
     roots = [arguments.root] if arguments.root else [default_root(), cache_dir() / "control-plane"]
     for root in roots:
@@ -62,9 +79,12 @@ def _parser() -> argparse.ArgumentParser:
     add("tools", tools, "build the cluster's programs into the cache").add_argument(
         "names", nargs="*", metavar="NAME", help=f"only these of: {', '.join(TOOLS)}"
     )
+    add("images", images, "build the images of the operator and the engine")
     for name, command, text in (
         ("up", up, "start a cluster, or find the running one"),
         ("down", down, "remove the cluster and all that it left on this machine"),
+        ("demo", demo, "install everything, serve a model and ask it a question"),
+        ("demo-down", demo_down, "remove all that `demo` made"),
     ):
         added = add(name, command, text)
         added.add_argument("--root", type=Path, help="the cluster's folder (default: in the cache)")

@@ -10,6 +10,7 @@ import ipaddress
 import json
 import os
 import shutil
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -146,7 +147,5 @@ def add_routes(node_address: str, pod_network: str) -> None:
 
 
 def flush_routes(node_address: str) -> None:
-    try:
+    with suppress(CommandFailed):  # the bridge, and the routes with it, are gone already
         run(["ip", "route", "flush", "via", node_address])
-    except CommandFailed:
-        pass  # the bridge, and the routes with it, are gone already
