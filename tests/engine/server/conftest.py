@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -58,10 +60,18 @@ class ScriptedEngine:
         self.requests: list[Request] = []
         self.aborted: list[str] = []
         self.running: set[str] = set()
+        self._changed = asyncio.Event()
+
+    async def wait_running(self, num_requests: int) -> None:
+        async with asyncio.timeout(5):
+            while len(self.running) != num_requests:
+                self._changed.clear()
+                await self._changed.wait()
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         self.requests.append(request)
         self.running.add(request.request_id)
+        self._changed.set()
         ended = False
         try:
             async for output in self.script(request):
@@ -69,6 +79,7 @@ class ScriptedEngine:
                 yield output
         finally:
             self.running.discard(request.request_id)
+            self._changed.set()
             if not ended:
                 self.aborted.append(request.request_id)
 
@@ -107,6 +118,27 @@ def served_model(tokenizer: Tokenizer) -> ServedModel:
 @pytest.fixture
 def word_ids() -> dict[str, int]:
     return {word: EOS + 1 + at for at, word in enumerate(WORDS)}
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Path:
+    """A model directory without weights: all that a server reads."""
+    directory = tmp_path / "tiny"
+    directory.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 512,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "max_position_embeddings": 256,
+        "eos_token_id": EOS,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    _byte_tokenizer().save(str(directory / "tokenizer.json"))
+    return directory
 
 
 @pytest.fixture

@@ -251,8 +251,7 @@ async def test_client_that_leaves_a_whole_answer_aborts_it(
         asking = asyncio.create_task(
             served.client.completions.create(model="tiny", prompt="p", n=3, max_tokens=60)
         )
-        while len(served.engine.running) < 3:
-            await asyncio.sleep(0.005)
+        await served.engine.wait_running(3)
         asking.cancel()
         await served.wait_idle()
         assert len(served.engine.aborted) == 3
@@ -323,8 +322,7 @@ async def test_more_than_the_limit_is_refused_at_once(serve_script: Serve) -> No
     async with serve_script(silent, max_requests=3) as served:
         ask = served.client.completions.create
         asking = asyncio.create_task(ask(model="tiny", prompt="p", n=2))
-        while len(served.engine.running) < 2:
-            await asyncio.sleep(0.005)
+        await served.engine.wait_running(2)
         with pytest.raises(openai.RateLimitError, match="limit of 3") as raised:
             await ask(model="tiny", prompt="p", n=2)
         assert raised.value.response.headers["retry-after"] == "1"
