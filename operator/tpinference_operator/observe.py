@@ -42,24 +42,22 @@ def observe(owner: Raw, children: Children, *, kuberay: KubeRay, now: datetime) 
     """Before: `owner` is a TPInference as stored. After: everything is parsed, a malformed child
     is read as far as it goes, and only an unreadable spec raises (InvalidSpec)."""
     tpi = parse_tpinference(owner)
-    services = [_service(raw, tpi.uid) for raw in children.services]
+    services = [_service(raw, tpi) for raw in children.services]
     return Observed(
         now=now,
         kuberay=kuberay,
         tpi=tpi,
         ray_clusters=tuple(
             sorted(
-                (_ray_cluster(raw, tpi.uid) for raw in children.ray_clusters),
+                (_ray_cluster(raw, tpi) for raw in children.ray_clusters),
                 key=lambda c: (c.ordinal, c.epoch, c.meta.name),
             )
         ),
-        pods=tuple(
-            sorted((_pod(raw, tpi.uid) for raw in children.pods), key=lambda p: p.meta.name)
-        ),
+        pods=tuple(sorted((_pod(raw, tpi) for raw in children.pods), key=lambda p: p.meta.name)),
         service=next((s for s in services if s.meta.name == tpi.name), None),
         revisions=tuple(
             sorted(
-                (_revision(raw, tpi.uid) for raw in children.revisions),
+                (_revision(raw, tpi) for raw in children.revisions),
                 key=lambda r: (r.revision, r.meta.name),
             )
         ),
@@ -108,6 +106,11 @@ def parse_time(text: str | None) -> datetime:
     except ValueError:
         return datetime.fromtimestamp(0, UTC)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def format_time(moment: datetime) -> str:
+    """RFC 3339 in UTC, to the second, as Kubernetes writes it."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_engine(raw: Raw) -> SeenEngine:
@@ -160,7 +163,7 @@ def _failure(raw: Raw | None) -> EngineFailure | None:
     )
 
 
-def _meta(raw: Raw, owner_uid: str) -> Meta:
+def _meta(raw: Raw, tpi: TPInference) -> Meta:
     meta = raw["metadata"]
     labels = meta.get("labels") or {}
     controller = next(
@@ -169,7 +172,7 @@ def _meta(raw: Raw, owner_uid: str) -> Meta:
     return Meta(
         name=meta["name"],
         uid=meta["uid"],
-        ownership=_ownership(controller, owner_uid, labels),
+        ownership=_ownership(controller, tpi, labels),
         controller_uid=controller,
         labels=labels,
         created=parse_time(meta.get("creationTimestamp")),
@@ -177,22 +180,27 @@ def _meta(raw: Raw, owner_uid: str) -> Meta:
     )
 
 
-def _ownership(controller: str | None, owner_uid: str, labels: Mapping[str, str]) -> Ownership:
-    if controller == owner_uid:
+def _ownership(controller: str | None, tpi: TPInference, labels: Mapping[str, str]) -> Ownership:
+    if controller == tpi.uid:
         return Ownership.OURS
-    if controller is None and labels.get(names.MANAGED_BY_LABEL) == names.FIELD_MANAGER:
+    ours = names.child_labels(tpi.name).items()
+    if controller is None and all(labels.get(key) == value for key, value in ours):
         return Ownership.ORPHAN
     return Ownership.FOREIGN
 
 
-def _ray_cluster(raw: Raw, owner_uid: str) -> SeenRayCluster:
-    meta = _meta(raw, owner_uid)
+def _ray_cluster(raw: Raw, tpi: TPInference) -> SeenRayCluster:
+    meta = _meta(raw, tpi)
     status = raw.get("status") or {}
     return SeenRayCluster(
         meta=meta,
         ordinal=_number(meta.labels.get(names.ORDINAL_LABEL)),
         revision=meta.labels.get(names.REVISION_LABEL, ""),
         epoch=_number(meta.labels.get(names.EPOCH_LABEL)),
+        num_hosts=sum(
+            _number(group.get("numOfHosts", 1))
+            for group in (raw.get("spec") or {}).get("workerGroupSpecs") or ()
+        ),
         has_status=bool(status),
         conditions=_conditions(status),
     )
@@ -210,8 +218,8 @@ def _conditions(status: Raw) -> tuple[SeenCondition, ...]:
     )
 
 
-def _pod(raw: Raw, owner_uid: str) -> SeenPod:
-    meta = _meta(raw, owner_uid)
+def _pod(raw: Raw, tpi: TPInference) -> SeenPod:
+    meta = _meta(raw, tpi)
     status = raw.get("status") or {}
     conditions = {c.type: c for c in _conditions(status)}
     scheduled = conditions.get("PodScheduled")
@@ -257,10 +265,10 @@ _WAITING_IN_ORDER = (None, "", "PodInitializing", "ContainerCreating")
 """Waiting reasons of every healthy start."""
 
 
-def _service(raw: Raw, owner_uid: str) -> SeenService:
+def _service(raw: Raw, tpi: TPInference) -> SeenService:
     balancer = (raw.get("status") or {}).get("loadBalancer") or {}
     return SeenService(
-        meta=_meta(raw, owner_uid),
+        meta=_meta(raw, tpi),
         raw=raw,
         cluster_ip=(raw.get("spec") or {}).get("clusterIP") or "",
         ingress=tuple(
@@ -269,9 +277,9 @@ def _service(raw: Raw, owner_uid: str) -> SeenService:
     )
 
 
-def _revision(raw: Raw, owner_uid: str) -> SeenRevision:
+def _revision(raw: Raw, tpi: TPInference) -> SeenRevision:
     return SeenRevision(
-        meta=_meta(raw, owner_uid),
+        meta=_meta(raw, tpi),
         revision=_number(raw.get("revision")),
         data=raw.get("data") or {},
     )

@@ -64,6 +64,8 @@ class SeenRayCluster:
     ordinal: int
     revision: str
     epoch: int
+    num_hosts: int
+    """Worker pods that it asks for: of its own revision, not of the spec as it is now."""
     has_status: bool
     """KubeRay has written anything at all."""
     conditions: tuple[SeenCondition, ...]

@@ -1,22 +1,303 @@
-"""Decides, from what is observed, what to do. Pure; see `actions.py` for what comes out."""
+"""Decides, from what is observed, what to do. Pure; `actions.py` says what comes out.
+
+In order: what forbids acting at all, which revision the spec is, what becomes of each group
+(`steps.py`), and then one list of actions in which every decision is recorded before anything
+stands on it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from itertools import count
 
-from tpinference_operator.actions import Plan
-from tpinference_operator.observed import Observed
+from tpinference_operator import names
+from tpinference_operator.actions import (
+    Action,
+    AdoptChild,
+    ApplyService,
+    ChildKind,
+    CreateChild,
+    DeleteChild,
+    DrainEngine,
+    Finding,
+    PatchPodLabel,
+    Plan,
+    RecordStatus,
+)
+from tpinference_operator.api.reasons import Reason
+from tpinference_operator.api.status import GroupStatus
+from tpinference_operator.errors import CorruptRevision
+from tpinference_operator.groups import Group, highest_epoch, pair_groups
+from tpinference_operator.observed import KubeRay, Observed, Ownership
+from tpinference_operator.render.controllerrevision import render_controllerrevision
+from tpinference_operator.render.raycluster import Defaults, Owner, render_raycluster
+from tpinference_operator.render.service import (
+    has_foreign_ports,
+    render_service,
+    service_differs,
+)
+from tpinference_operator.revision import Revision, is_revision_of, make_revision, parse_revision
+from tpinference_operator.steps import Context, new_group, step_of
 
+__all__ = ["Defaults", "plan"]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Defaults:
-    """What the operator's settings add to a spec when a revision is rendered for the first time."""
+REVISION_HISTORY = 3
+"""Unused revisions that are kept, newest first."""
 
-    image: str
-    ray_version: str
+DYING_NAMESAKE_WAIT_S = 2.0
+
+_ORDER: tuple[type, ...] = (
+    AdoptChild,
+    CreateChild,
+    RecordStatus,
+    ApplyService,
+    PatchPodLabel,
+    DrainEngine,
+    DeleteChild,
+)
 
 
 def plan(observed: Observed, defaults: Defaults) -> Plan:
     """Before: `observed` is one consistent view. After: carrying the plan out, in whole or cut
     anywhere, and planning again converges; with everything in place there is no action."""
-    raise NotImplementedError
+    if observed.tpi.deleting:
+        # Everything has the object as its owner: the garbage collector does the rest.
+        return _nothing(observed)
+    finding = _kuberay_finding(observed)
+    if finding:
+        return _nothing(observed, finding)
+    stored = stored_revisions(observed)
+    target = choose_revision(observed, stored, defaults)
+    conflicts = _conflicts(observed, target)
+    if conflicts:
+        return _nothing(observed, *conflicts)
+    return _act(observed, stored, target)
+
+
+def stored_revisions(observed: Observed) -> dict[str, Revision]:
+    """Ours, by hash8, oldest first. One that was spoilt by hand can't be used and is passed over:
+    its groups go on running."""
+    stored: dict[str, Revision] = {}
+    for seen in observed.revisions:
+        if seen.meta.ownership is Ownership.FOREIGN or seen.meta.deleting:
+            continue
+        try:
+            revision = parse_revision(seen)
+        except CorruptRevision:
+            continue
+        stored[revision.hash8] = revision
+    return stored
+
+
+def choose_revision(
+    observed: Observed, stored: dict[str, Revision], defaults: Defaults
+) -> Revision:
+    """The newest stored revision that the spec equals; a new one only if there is none."""
+    spec = observed.tpi.spec
+    for revision in reversed(stored.values()):
+        if is_revision_of(revision, spec):
+            return revision
+    return make_revision(spec, render_raycluster(spec, observed.tpi.name, defaults))
+
+
+def _act(observed: Observed, stored: dict[str, Revision], target: Revision) -> Plan:
+    tpi = observed.tpi
+    owner = Owner(name=tpi.name, namespace=tpi.namespace, uid=tpi.uid)
+    epochs = count(highest_epoch(observed) + 1)
+    groups = pair_groups(observed)
+    context = Context(
+        now=observed.now,
+        owner=owner,
+        drain_seconds=tpi.spec.update_strategy.drain_seconds,
+        target=target,
+        next_epoch=epochs.__next__,
+    )
+    removed = _surplus(groups, tpi.spec.replicas)
+    replaced = _to_replace([g for g in groups if g.ordinal not in removed], target)
+    steps = [
+        step_of(group, context, remove=group.ordinal in removed, replace=group.ordinal in replaced)
+        for group in groups
+    ]
+    steps += [new_group(ordinal, context) for ordinal in _missing(groups, removed, observed)]
+    records = tuple(
+        sorted((s.record for s in steps if s.record is not None), key=lambda r: r.ordinal)
+    )
+    service, service_wake_s = _service_actions(observed, owner)
+    actions = [
+        *_adoptions(observed, owner),
+        *_revision_actions(observed, owner, target, stored),
+        *([RecordStatus()] if _decided(records) != _decided(tpi.status.groups) else []),
+        *service,
+        *(action for step in steps for action in step.actions),
+        *_prunings(observed, target, records),
+    ]
+    wakes = [s for s in (*(step.wake_after_s for step in steps), service_wake_s) if s is not None]
+    return Plan(
+        actions=tuple(sorted(actions, key=_position)),
+        groups=records,
+        epoch=max(highest_epoch(observed), *(r.epoch for r in records), 0),
+        update_revision=target.hash8,
+        current_revision=_current_revision(observed, groups, records, target),
+        wake_after_s=min(wakes, default=None),
+        refresh_engines=frozenset().union(*(step.refresh_engines for step in steps)),
+        watch_events_of=frozenset().union(*(step.watch_events_of for step in steps)),
+    )
+
+
+def _nothing(observed: Observed, *findings: Finding) -> Plan:
+    status = observed.tpi.status
+    return Plan(
+        actions=(),
+        groups=tuple(status.groups),
+        epoch=highest_epoch(observed),
+        update_revision=status.update_revision,
+        current_revision=status.current_revision,
+        findings=findings,
+    )
+
+
+def _kuberay_finding(observed: Observed) -> Finding | None:
+    match observed.kuberay:
+        case KubeRay.MISSING:
+            return Finding(
+                reason=Reason.KUBERAY_NOT_INSTALLED,
+                message="the API server does not serve RayCluster (ray.io/v1): install KubeRay "
+                "1.6 or newer",
+            )
+        case KubeRay.TOO_OLD:
+            return Finding(
+                reason=Reason.KUBERAY_TOO_OLD,
+                message="the RayCluster that the API server serves lacks authOptions or "
+                "upgradeStrategy: KubeRay must be 1.6 or newer, its CRDs too",
+            )
+        case KubeRay.SERVED:
+            return None
+
+
+def _conflicts(observed: Observed, target: Revision) -> list[Finding]:
+    """Names that somebody else's living objects have. A dying one is waited for instead."""
+    revision_name = names.revision_name(observed.tpi.name, target.hash8)
+    taken = [
+        *((ChildKind.SERVICE, s.meta) for s in (observed.service,) if s),
+        *((ChildKind.RAY_CLUSTER, c.meta) for c in observed.ray_clusters),
+        *((ChildKind.REVISION, r.meta) for r in observed.revisions if r.meta.name == revision_name),
+    ]
+    return [
+        Finding(
+            reason=Reason.NAME_CONFLICT,
+            message=f"{kind.value} {meta.name!r} exists and is not controlled by this "
+            "TPInference: delete it, or use another name",
+        )
+        for kind, meta in taken
+        if meta.ownership is Ownership.FOREIGN and not meta.deleting
+    ]
+
+
+def _surplus(groups: Sequence[Group], replicas: int) -> frozenset[int]:
+    """Ordinals to remove: those already on their way out, the newest unready, the highest."""
+
+    def last_wanted_first(group: Group) -> tuple[bool, bool, float, int]:
+        leaving = group.record.drain_started_at is not None or (
+            group.cluster is not None and group.cluster.meta.deleting
+        )
+        created = group.cluster.meta.created.timestamp() if group.cluster else float("inf")
+        return (not leaving, group.ready, 0.0 if group.ready else -created, -group.ordinal)
+
+    num_surplus = max(0, len(groups) - replicas)
+    return frozenset(g.ordinal for g in sorted(groups, key=last_wanted_first)[:num_surplus])
+
+
+def _missing(groups: Sequence[Group], removed: frozenset[int], observed: Observed) -> Iterable[int]:
+    """Free ordinals, lowest first, as many as replicas are short."""
+    have = {group.ordinal for group in groups}
+    num_missing = observed.tpi.spec.replicas - (len(groups) - len(removed))
+    free = (ordinal for ordinal in count() if ordinal not in have)
+    return [next(free) for _ in range(max(0, num_missing))]
+
+
+def _to_replace(groups: Sequence[Group], target: Revision) -> frozenset[int]:
+    """Outdated groups whose turn it is. Those that answer nobody go at once; those that do, one
+    at a time, highest ordinal first, and only while all others answer."""
+    outdated = [g for g in groups if g.record.revision != target.hash8]
+    chosen = {g.ordinal for g in outdated if not g.ready}
+    others_ready = all(g.ready for g in groups)
+    if outdated and others_ready:
+        chosen.add(max(g.ordinal for g in outdated))
+    return frozenset(chosen)
+
+
+def _adoptions(observed: Observed, owner: Owner) -> Iterable[Action]:
+    children = [
+        *((ChildKind.REVISION, r.meta) for r in observed.revisions),
+        *((ChildKind.RAY_CLUSTER, c.meta) for c in observed.ray_clusters),
+        *((ChildKind.SERVICE, s.meta) for s in (observed.service,) if s),
+    ]
+    for kind, meta in children:
+        if meta.ownership is Ownership.ORPHAN and not meta.deleting:
+            yield AdoptChild(
+                kind=kind, name=meta.name, uid=meta.uid, owner_reference=owner.reference()
+            )
+
+
+def _revision_actions(
+    observed: Observed, owner: Owner, target: Revision, stored: dict[str, Revision]
+) -> Iterable[Action]:
+    if target.hash8 not in stored:
+        number = max((r.revision for r in observed.revisions), default=0) + 1
+        manifest = render_controllerrevision(target, owner, number=number)
+        yield CreateChild(kind=ChildKind.REVISION, manifest=manifest)
+
+
+def _service_actions(observed: Observed, owner: Owner) -> tuple[list[Action], float | None]:
+    manifest = render_service(observed.tpi.spec, owner)
+    live = observed.service
+    if live is None:
+        return [ApplyService(manifest=manifest, create=True, replace_ports=False)], None
+    if live.meta.deleting:
+        return [], DYING_NAMESAKE_WAIT_S
+    if live.meta.ownership is Ownership.OURS and service_differs(live.raw, manifest):
+        foreign_ports = has_foreign_ports(live.raw, manifest)
+        return [ApplyService(manifest=manifest, create=False, replace_ports=foreign_ports)], None
+    return [], None
+
+
+def _prunings(
+    observed: Observed, target: Revision, records: Sequence[GroupStatus]
+) -> Iterable[Action]:
+    used = {target.hash8, observed.tpi.status.current_revision, *(r.revision for r in records)}
+    unused = [
+        seen.meta
+        for seen in observed.revisions
+        if seen.meta.ownership is Ownership.OURS
+        and not seen.meta.deleting
+        and seen.meta.labels.get(names.REVISION_LABEL) not in used
+    ]
+    for meta in unused[: max(0, len(unused) - REVISION_HISTORY)]:
+        yield DeleteChild(
+            kind=ChildKind.REVISION, name=meta.name, uid=meta.uid, why="old, and no group uses it"
+        )
+
+
+def _current_revision(
+    observed: Observed,
+    groups: Sequence[Group],
+    records: Sequence[GroupStatus],
+    target: Revision,
+) -> str:
+    """Moves when every group is of the target and has answered."""
+    ready = {g.ordinal for g in groups if g.ready}
+    done = all(r.revision == target.hash8 and r.ordinal in ready for r in records)
+    return target.hash8 if done else observed.tpi.status.current_revision
+
+
+def _decided(records: Iterable[GroupStatus]) -> list[dict[str, object]]:
+    """Of each record, what was decided rather than seen."""
+    seen = {"uid", "ready", "startup", "ranks"}
+    return [record.model_dump(exclude=seen) for record in records]
+
+
+def _position(action: Action) -> int:
+    """RayClusters are created last, after old ones are told to go."""
+    if isinstance(action, CreateChild) and action.kind is ChildKind.RAY_CLUSTER:
+        return len(_ORDER)
+    return _ORDER.index(type(action))

@@ -9,7 +9,14 @@ from decimal import ROUND_CEILING, Decimal
 from enum import Enum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+)
 from pydantic.alias_generators import to_camel
 
 from tpinference_operator.errors import InvalidQuantity
@@ -62,8 +69,28 @@ def _quantity_text(value: object) -> object:
 
 
 Quantity = Annotated[
-    str, BeforeValidator(_quantity_text), StringConstraints(pattern=QUANTITY_PATTERN, max_length=64)
+    str,
+    BeforeValidator(_quantity_text),
+    StringConstraints(pattern=QUANTITY_PATTERN, max_length=64),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "maxLength": 64,
+            "pattern": QUANTITY_PATTERN,
+            "x-kubernetes-int-or-string": True,
+        }
+    ),
 ]
+
+
+def list_map(*keys: str) -> Any:
+    """Metadata of a list that the API server merges by these keys; they must be unique in it."""
+    return Field(
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": list(keys),
+        }
+    )
 
 
 def parse_quantity(text: str) -> Decimal:

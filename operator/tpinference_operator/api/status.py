@@ -6,11 +6,11 @@ Every field has a default: a status that was lost or cut still parses.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tpinference_operator.api.base import ApiModel
+from tpinference_operator.api.base import ApiModel, list_map
 
 Short = Annotated[str, Field(max_length=253)]
 Reason = Annotated[str, Field(max_length=128)]
@@ -36,7 +36,7 @@ class Condition(ApiModel):
     """In the cluster's or the engine's own words where there are any."""
     observed_generation: Annotated[int, Field(ge=0)] = 0
     """metadata.generation that this is about."""
-    last_transition_time: Time = ""
+    last_transition_time: Time
     """When status last changed."""
 
 
@@ -69,7 +69,7 @@ class Startup(ApiModel):
 
     stage: Short = ""
     """The stage that lasts, or the last one that ended."""
-    stages: Annotated[list[Stage], Field(max_length=16)] = []
+    stages: Annotated[list[Stage], Field(max_length=16), list_map("name")] = []
     """All stages so far, in order."""
 
 
@@ -103,7 +103,7 @@ class LastFailure(ApiModel):
     """Exit code or minus the signal of the process that ended."""
     message: Annotated[str, Field(max_length=MAX_MESSAGE)] = ""
     """In the engine's own words."""
-    time: Time = ""
+    time: Time | None = None
     """When it failed."""
 
 
@@ -118,6 +118,8 @@ class GroupStatus(ApiModel):
     """hash8 of the revision it was stamped from."""
     epoch: Count
     """Its incarnation; older RayClusters of this ordinal are deleted."""
+    uid: Short = ""
+    """UID of its RayCluster once that was seen; gone after that means lost."""
     ready: bool = False
     """The engine answers and gets traffic."""
     restarts: Count = 0
@@ -127,7 +129,7 @@ class GroupStatus(ApiModel):
     drain_started_at: Time | None = None
     """When the group was told to finish its requests before it is deleted."""
     startup: Startup = Startup()
-    ranks: Annotated[list[Rank], Field(max_length=MAX_RANKS)] = []
+    ranks: Annotated[list[Rank], Field(max_length=MAX_RANKS), list_map("rank")] = []
     """Where the ranks are; failing ones first, at most 128 over all groups."""
     last_failure: LastFailure | None = None
 
@@ -135,9 +137,10 @@ class GroupStatus(ApiModel):
 class TPInferenceStatus(ApiModel):
     """What the operator decided and saw."""
 
-    observed_generation: Count = 0
-    """metadata.generation that this status is about."""
-    conditions: Annotated[list[Condition], Field(max_length=16)] = []
+    observed_generation: Annotated[int, Field(ge=-1)] = -1
+    """metadata.generation that this status is about; -1 before the operator has seen it, so that
+    nothing takes an unseen object for a finished one."""
+    conditions: Annotated[list[Condition], Field(max_length=16), list_map("type")] = []
     """See docs/reference.md for types and reasons."""
     replicas: Count = 0
     """Groups that exist."""
@@ -158,5 +161,19 @@ class TPInferenceStatus(ApiModel):
     """Revision of the spec as it is now."""
     epoch: Count = 0
     """Highest epoch given so far; the next group gets one more."""
-    groups: Annotated[list[GroupStatus], Field(max_length=MAX_GROUPS)] = []
+    groups: Annotated[list[GroupStatus], Field(max_length=MAX_GROUPS), list_map("name")] = []
     """All groups, by ordinal."""
+
+    def to_raw(self) -> dict[str, Any]:
+        """As written: what is empty is absent, zeros stay (they are printed)."""
+        raw: dict[str, Any] = _without_empty(super().to_raw())
+        return raw
+
+
+def _without_empty(node: Any) -> Any:
+    if isinstance(node, dict):
+        kept = {key: _without_empty(value) for key, value in node.items()}
+        return {key: value for key, value in kept.items() if value not in ("", {}, [])}
+    if isinstance(node, list):
+        return [_without_empty(item) for item in node]
+    return node

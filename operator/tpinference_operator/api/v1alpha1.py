@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tpinference_operator.api.base import ApiModel, Effect, Quantity
+from tpinference_operator.api.base import ApiModel, Effect, Quantity, list_map
 from tpinference_operator.api.core import (
     EnvVar,
     Label,
@@ -105,7 +105,7 @@ class EngineSpec(ApiModel):
         list[Annotated[str, Field(max_length=1024)]], Effect.ROLLS, Field(max_length=64)
     ] = []
     """More arguments for the engine, verbatim. A flag that a field of the spec sets is refused."""
-    env: Annotated[list[EnvVar], Effect.ROLLS, Field(max_length=64)] = []
+    env: Annotated[list[EnvVar], Effect.ROLLS, Field(max_length=64), list_map("name")] = []
     """More environment for both pods. A variable that the operator sets is refused."""
 
 

@@ -1,0 +1,296 @@
+"""Why one group does not work yet: chains of small named checks, the first that finds something
+wins. Each answers with the cluster's or the engine's own words where there are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from tpinference_operator.api.reasons import (
+    ENGINE_REASONS,
+    FAILING,
+    RESTARTABLE,
+    Reason,
+    known_reason,
+)
+from tpinference_operator.groups import Group, backoff_left_s, budget_spent
+from tpinference_operator.observed import ContainerProblem, Observed, SeenEngine, SeenPod
+
+OBSERVE_DEADLINE = timedelta(seconds=30)
+"""KubeRay writes a first status within a second when it watches the namespace."""
+
+_PULL_REASONS = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A reason of the closed list, and what to tell."""
+
+    reason: Reason
+    message: str
+
+
+Check = Callable[[Group, Observed], Problem | None]
+
+
+def first_problem(
+    checks: Iterable[Check], groups: Iterable[Group], observed: Observed
+) -> Problem | None:
+    """Of all groups, one that fails rather than one that waits; else the first that waits."""
+    found = [
+        (problem, group)
+        for group in groups
+        for problem in [next(filter(None, (c(group, observed) for c in checks)), None)]
+        if problem
+    ]
+    found.sort(key=lambda item: item[0].reason not in FAILING)
+    if not found:
+        return None
+    problem, group = found[0]
+    if observed.tpi.spec.replicas > 1:
+        message = f"group {group.ordinal}: {problem.message}"
+        return Problem(reason=problem.reason, message=message)
+    return problem
+
+
+# Scheduled
+
+
+def quota_refuses(group: Group, observed: Observed) -> Problem | None:
+    last = group.record.last_failure
+    if group.cluster is None and last and last.reason == Reason.QUOTA_EXCEEDED:
+        return Problem(reason=Reason.QUOTA_EXCEEDED, message=last.message)
+    refusal = _replica_failure(group)
+    if "exceeded quota" in refusal:
+        return Problem(reason=Reason.QUOTA_EXCEEDED, message=refusal)
+    return None
+
+
+def pods_are_refused(group: Group, observed: Observed) -> Problem | None:
+    refusal = _replica_failure(group)
+    if refusal and len(group.pods) <= _num_hosts(group):
+        return Problem(reason=Reason.PODS_REFUSED, message=refusal)
+    return None
+
+
+def pods_are_missing(group: Group, observed: Observed) -> Problem | None:
+    want, have = 1 + _num_hosts(group), len(group.pods)
+    if group.cluster is not None and have >= want:
+        return None
+    message = f"{have} of {want} pods exist" if group.cluster else "no RayCluster yet"
+    return Problem(reason=Reason.WAITING_FOR_PODS, message=message)
+
+
+def no_node_fits(group: Group, observed: Observed) -> Problem | None:
+    for pod in group.pods:
+        if pod.unschedulable:
+            volume = "persistentvolumeclaim" in pod.unschedulable.lower()
+            return Problem(
+                reason=Reason.VOLUME_NOT_READY if volume else Reason.UNSCHEDULABLE,
+                message=f"pod {pod.meta.name}: {pod.unschedulable}",
+            )
+    return None
+
+
+def pods_wait_for_a_node(group: Group, observed: Observed) -> Problem | None:
+    waiting = [pod.meta.name for pod in group.pods if not pod.scheduled]
+    if not waiting:
+        return None
+    return Problem(reason=Reason.WAITING_FOR_PODS, message=f"{len(waiting)} pods have no node yet")
+
+
+SCHEDULED: tuple[Check, ...] = (
+    quota_refuses,
+    pods_are_refused,
+    no_node_fits,
+    pods_are_missing,
+    pods_wait_for_a_node,
+)
+
+# RayClusterReady
+
+
+def cluster_is_not_there(group: Group, observed: Observed) -> Problem | None:
+    """Before its creation, or between a loss and the next incarnation."""
+    if group.cluster is not None and not group.cluster.meta.deleting:
+        return None
+    last = group.record.last_failure
+    reason = known_reason(last.reason) if last else None
+    if last and reason:
+        quota = reason is Reason.QUOTA_EXCEEDED
+        waits = backoff_left_s(group.record, observed.now, quota=quota) > 0
+        then = "; the next try waits for its back-off" if waits else ""
+        return Problem(reason=reason, message=f"{last.message}{then}")
+    return Problem(
+        reason=Reason.RAY_CLUSTER_NOT_CREATED, message=f"RayCluster {group.record.name} comes next"
+    )
+
+
+def kuberay_refuses(group: Group, observed: Observed) -> Problem | None:
+    if group.cluster is None or group.pods:
+        return None
+    for event in observed.events:
+        ours = event.involved_uid == group.cluster.meta.uid
+        if ours and event.reason.startswith("InvalidRayCluster"):
+            return Problem(reason=Reason.RAY_CLUSTER_INVALID, message=event.message)
+    return None
+
+
+def kuberay_is_silent(group: Group, observed: Observed) -> Problem | None:
+    cluster = group.cluster
+    if cluster is None or cluster.has_status or group.pods:
+        return None
+    if observed.now - cluster.meta.created < OBSERVE_DEADLINE:
+        return None
+    return Problem(
+        reason=Reason.RAY_CLUSTER_NOT_OBSERVED,
+        message=f"KubeRay has not taken notice of RayCluster {cluster.meta.name} for "
+        f"{OBSERVE_DEADLINE.seconds} s: is it running, and does it watch namespace "
+        f"{observed.tpi.namespace!r}?",
+    )
+
+
+def head_is_lost(group: Group, observed: Observed) -> Problem | None:
+    """Seen only when the restart budget is spent; otherwise the group is already replaced."""
+    if group.head is None and group.provisioned_once and budget_spent(group.record, observed.now):
+        message = f"restarted {group.record.restarts} times; the head pod is gone again"
+        return Problem(reason=Reason.RESTART_BUDGET_EXHAUSTED, message=message)
+    return None
+
+
+def image_can_not_be_pulled(group: Group, observed: Observed) -> Problem | None:
+    for pod, problem in _pod_problems(group):
+        if problem.reason in _PULL_REASONS:
+            return Problem(reason=Reason.IMAGE_PULL_FAILED, message=_told(pod, problem, observed))
+    return None
+
+
+def container_failed(group: Group, observed: Observed) -> Problem | None:
+    for pod, problem in _pod_problems(group):
+        return Problem(reason=Reason.CONTAINER_FAILED, message=_told(pod, problem, observed))
+    return None
+
+
+def volume_can_not_be_mounted(group: Group, observed: Observed) -> Problem | None:
+    pending = {p.meta.uid: p.meta.name for p in group.pods if p.phase == "Pending"}
+    for event in observed.events:
+        if event.involved_uid in pending and event.reason in ("FailedMount", "FailedAttachVolume"):
+            return Problem(
+                reason=Reason.VOLUME_NOT_READY,
+                message=f"pod {pending[event.involved_uid]}: {event.message}",
+            )
+    return None
+
+
+def not_all_pods_run(group: Group, observed: Observed) -> Problem | None:
+    if group.all_running:
+        return None
+    running = sum(pod.phase == "Running" for pod in group.pods)
+    message = f"{running} of {1 + _num_hosts(group)} pods run"
+    reason = Reason.WORKERS_LOST if group.provisioned_once else Reason.PODS_STARTING
+    return Problem(reason=reason, message=message)
+
+
+RAY_CLUSTER_READY: tuple[Check, ...] = (
+    cluster_is_not_there,
+    kuberay_refuses,
+    kuberay_is_silent,
+    head_is_lost,
+    image_can_not_be_pulled,
+    container_failed,
+    volume_can_not_be_mounted,
+    not_all_pods_run,
+)
+
+# EngineReady
+
+
+def engine_failed(group: Group, observed: Observed) -> Problem | None:
+    engine = group.engine
+    if engine is None or engine.state != "failed":
+        return None
+    message = _failure_message(engine)
+    known = engine.reason in ENGINE_REASONS
+    reason = Reason(engine.reason) if known else Reason.ENGINE_CRASHED
+    if reason in RESTARTABLE and budget_spent(group.record, observed.now):
+        spent = f"restarted {group.record.restarts} times, still {reason}: {message}"
+        return Problem(reason=Reason.RESTART_BUDGET_EXHAUSTED, message=spent)
+    return Problem(reason=reason, message=message)
+
+
+def group_drains(group: Group, observed: Observed) -> Problem | None:
+    if group.record.drain_started_at is None:
+        return None
+    left = f", {group.engine.in_flight} left" if group.engine else ""
+    return Problem(reason=Reason.DRAINING, message=f"running requests may finish{left}")
+
+
+def engine_starts(group: Group, observed: Observed) -> Problem | None:
+    """Readiness is the head pod's; the engine's own words only explain it."""
+    if group.provisioned_once or (group.head is not None and group.head.ready):
+        return None
+    message = "the engine does not answer yet"
+    if group.engine:
+        stages = group.engine.stages
+        message = f"stage {stages[-1].name}" if stages else f"state {group.engine.state}"
+    return Problem(reason=Reason.ENGINE_STARTING, message=message)
+
+
+def head_is_not_ready(group: Group, observed: Observed) -> Problem | None:
+    if group.head is not None and group.head.ready:
+        return None
+    said = group.engine.message if group.engine else ""
+    return Problem(
+        reason=Reason.ENGINE_NOT_READY, message=said or "the head pod's readiness probe fails"
+    )
+
+
+ENGINE_READY: tuple[Check, ...] = (engine_failed, group_drains, engine_starts, head_is_not_ready)
+
+
+def _failure_message(engine: SeenEngine) -> str:
+    failure = engine.last_failure
+    if failure is None:
+        return engine.message or engine.reason
+    where = f"rank {failure.rank} on pod {failure.pod}: " if failure.rank is not None else ""
+    return f"{where}{failure.message or engine.message}"
+
+
+def _replica_failure(group: Group) -> str:
+    for condition in group.cluster.conditions if group.cluster else ():
+        if condition.type == "ReplicaFailure" and condition.status == "True":
+            return condition.message
+    return ""
+
+
+def _num_hosts(group: Group) -> int:
+    return group.cluster.num_hosts if group.cluster else 0
+
+
+def _pod_problems(group: Group) -> Iterable[tuple[SeenPod, ContainerProblem]]:
+    for pod in group.pods:
+        if pod.problem:
+            yield pod, pod.problem
+
+
+def _told(pod: SeenPod, problem: ContainerProblem, observed: Observed) -> str:
+    """The kubelet's message; where it is only "Back-off pulling", the event with the cause too."""
+    said = f"pod {pod.meta.name}: {problem.reason}: {problem.message}".rstrip(": ")
+    if problem.exit_code is not None:
+        said += f" (exit code {problem.exit_code})"
+    for event in observed.events:
+        if event.involved_uid == pod.meta.uid and event.reason == "Failed":
+            if event.message not in said and not event.message.startswith("Error: "):
+                return f"{said}; {event.message}"
+    return said

@@ -1,0 +1,84 @@
+"""The status of each group: what was decided about it, and what is seen of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tpinference_operator.api.status import (
+    MAX_MESSAGE,
+    MAX_RANKS,
+    GroupStatus,
+    LastFailure,
+    Rank,
+    Stage,
+    Startup,
+)
+from tpinference_operator.groups import Group
+from tpinference_operator.observe import format_time, parse_time
+from tpinference_operator.observed import EngineFailure, SeenEngine
+
+
+def group_statuses(groups: Iterable[Group]) -> list[GroupStatus]:
+    """At most MAX_RANKS ranks over all groups, failing ones first."""
+    room = MAX_RANKS
+    statuses = []
+    for group in groups:
+        status = _group_status(group)
+        ranks = sorted(status.ranks, key=lambda r: (r.state == "alive", r.rank))[:room]
+        room -= len(ranks)
+        statuses.append(status.model_copy(update={"ranks": ranks}))
+    return statuses
+
+
+def _group_status(group: Group) -> GroupStatus:
+    """What the engine said last stays when it can't be asked now."""
+    uid = group.cluster.meta.uid if group.cluster else group.record.uid
+    record = group.record.model_copy(update={"ready": group.ready, "uid": uid})
+    engine = group.engine
+    if engine is None or engine.epoch != record.epoch:
+        return record
+    failure = engine.last_failure
+    return record.model_copy(
+        update={
+            "startup": _startup(engine),
+            "ranks": _ranks(engine),
+            "last_failure": _last_failure(failure) if failure else record.last_failure,
+        }
+    )
+
+
+def _startup(engine: SeenEngine) -> Startup:
+    stages = [
+        Stage(
+            name=stage.name,
+            started_at=format_time(parse_time(stage.started_at)),
+            seconds=None if stage.seconds is None else max(0, round(stage.seconds)),
+        )
+        for stage in engine.stages
+    ]
+    return Startup(stage=stages[-1].name if stages else "", stages=stages)
+
+
+def _ranks(engine: SeenEngine) -> list[Rank]:
+    return [
+        Rank(
+            rank=rank.rank,
+            pod=rank.pod,
+            node=rank.node,
+            gpu=rank.device,
+            state="alive" if rank.alive else "dead",
+        )
+        for rank in engine.ranks
+    ]
+
+
+def _last_failure(failure: EngineFailure) -> LastFailure:
+    return LastFailure(
+        rank=failure.rank,
+        pod=failure.pod,
+        node=failure.node,
+        reason=failure.reason[:128],
+        exit_code=failure.exit_code,
+        message=failure.message[:MAX_MESSAGE],
+        time=format_time(parse_time(failure.time)) if failure.time else None,
+    )
