@@ -1,0 +1,189 @@
+"""apply.py: each action becomes its request, and a surprise stops the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tpinference_operator import cache as views
+from tpinference_operator.actions import (
+    AdoptChild,
+    ApplyService,
+    ChildKind,
+    CreateChild,
+    DeleteChild,
+    DrainEngine,
+    PatchPodLabel,
+    RecordStatus,
+)
+from tpinference_operator.apply import Applier, PlanAgain
+from tpinference_operator.cache import Cache
+from tpinference_operator.errors import ApiConflict, ApiUnavailable
+from tpinference_operator.kube import Answer, Kube, Request
+
+KEY = ("ns", "llm")
+CLUSTERS = "/apis/ray.io/v1/namespaces/ns/rayclusters"
+SERVICES = "/api/v1/namespaces/ns/services"
+PODS = "/api/v1/namespaces/ns/pods"
+
+
+class Engines:
+    def __init__(self) -> None:
+        self.drained: list[str] = []
+
+    async def drain(self, pod_ip: str) -> bool:
+        self.drained.append(pod_ip)
+        return False
+
+
+@pytest.fixture
+def cache() -> Cache:
+    return Cache()
+
+
+@pytest.fixture
+def engines() -> Engines:
+    return Engines()
+
+
+@pytest.fixture
+def applier(kube: Kube, cache: Cache, engines: Engines) -> Applier:
+    return Applier(kube, cache, engines)
+
+
+async def never() -> None:
+    raise AssertionError("nothing to record")
+
+
+def cluster(name: str) -> dict[str, Any]:
+    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": name}}
+
+
+async def test_created_children_are_seen_before_the_index_has_them(
+    api: Any, applier: Applier, cache: Cache
+) -> None:
+    create = CreateChild(kind=ChildKind.RAY_CLUSTER, manifest=cluster("llm-0"))
+    await applier.carry_out(KEY, (create,), never)
+    assert list(api.objects) == [f"{CLUSTERS}/llm-0"]
+    assert [c["metadata"]["name"] for c in cache.children(views.RAYCLUSTERS, KEY)] == ["llm-0"]
+
+
+async def test_a_taken_name_stops_the_plan_and_shows_the_namesake_once(
+    api: Any, applier: Applier, cache: Cache
+) -> None:
+    api.put(f"{CLUSTERS}/llm-0", cluster("llm-0"))
+    actions = (
+        CreateChild(kind=ChildKind.RAY_CLUSTER, manifest=cluster("llm-0")),
+        CreateChild(kind=ChildKind.RAY_CLUSTER, manifest=cluster("llm-1")),
+    )
+    with pytest.raises(PlanAgain):
+        await applier.carry_out(KEY, actions, never)
+    assert f"{CLUSTERS}/llm-1" not in api.objects
+    shown = cache.take_namesakes(views.RAYCLUSTERS, KEY)
+    assert [body["metadata"]["name"] for body in shown] == ["llm-0"]
+    assert cache.take_namesakes(views.RAYCLUSTERS, KEY) == []
+
+
+async def test_what_stands_on_a_recorded_decision_waits_for_it(api: Any, applier: Applier) -> None:
+    order: list[str] = []
+
+    async def record() -> None:
+        order.append(f"recorded with {len(api.objects)} objects")
+
+    create = CreateChild(kind=ChildKind.RAY_CLUSTER, manifest=cluster("llm-0"))
+    await applier.carry_out(KEY, (RecordStatus(), create), record)
+    assert order == ["recorded with 0 objects"]
+
+    async def refused() -> None:
+        raise ApiConflict("changed")
+
+    other = CreateChild(kind=ChildKind.RAY_CLUSTER, manifest=cluster("llm-1"))
+    with pytest.raises(ApiConflict):
+        await applier.carry_out(KEY, (RecordStatus(), other), refused)
+    assert list(api.objects) == [f"{CLUSTERS}/llm-0"]
+
+
+async def test_a_delete_of_something_gone_or_replaced_is_done(
+    api: Any, applier: Applier, cache: Cache
+) -> None:
+    api.put(f"{CLUSTERS}/llm-0", cluster("llm-0") | {"metadata": {"name": "llm-0", "uid": "new"}})
+    for name, uid in (("llm-0", "old"), ("llm-1", "gone")):
+        delete = DeleteChild(kind=ChildKind.RAY_CLUSTER, name=name, uid=uid, why="test")
+        await applier.carry_out(KEY, (delete,), never)
+    assert list(api.objects) == [f"{CLUSTERS}/llm-0"]
+
+
+async def test_a_deleted_child_counts_as_going_until_the_index_knows(
+    api: Any, applier: Applier, cache: Cache
+) -> None:
+    cache.wrote(views.RAYCLUSTERS, KEY, api.put(f"{CLUSTERS}/llm-0", cluster("llm-0")))
+    (body,) = cache.children(views.RAYCLUSTERS, KEY)
+    uid = body["metadata"]["uid"]
+    delete = DeleteChild(kind=ChildKind.RAY_CLUSTER, name="llm-0", uid=uid, why="test")
+    await applier.carry_out(KEY, (delete,), never)
+    (going,) = cache.children(views.RAYCLUSTERS, KEY)
+    assert "deletionTimestamp" in going["metadata"]
+    cache.seen(views.RAYCLUSTERS, KEY, body, gone=True)
+    assert cache.children(views.RAYCLUSTERS, KEY) == []
+
+
+async def test_adoption_keeps_other_owners_and_names_the_version_it_saw(
+    api: Any, applier: Applier, cache: Cache
+) -> None:
+    other = {"kind": "Other", "uid": "o"}
+    body = {"metadata": {"name": "llm-0", "uid": "u", "ownerReferences": [other]}}
+    cache.wrote(views.RAYCLUSTERS, KEY, api.put(f"{CLUSTERS}/llm-0", body))
+    ours = {"kind": "TPInference", "uid": "t", "controller": True}
+    adopt = AdoptChild(kind=ChildKind.RAY_CLUSTER, name="llm-0", uid="u", owner_reference=ours)
+    await applier.carry_out(KEY, (adopt,), never)
+    assert api.objects[f"{CLUSTERS}/llm-0"]["metadata"]["ownerReferences"] == [other, ours]
+    assert api.sent[-1].body["metadata"]["resourceVersion"] == "101"
+
+
+async def test_a_service_is_forced_only_on_the_one_that_is_ours(
+    api: Any, applier: Applier, cache: Cache
+) -> None:
+    manifest = {"metadata": {"name": "llm"}, "spec": {"ports": [{"port": 8000}]}}
+    create = ApplyService(manifest=manifest, create=True, replace_ports=False)
+    await applier.carry_out(KEY, (create,), never)
+    update = ApplyService(manifest=manifest, create=False, replace_ports=True)
+    await applier.carry_out(KEY, (update,), never)
+    assert api.writes == [
+        ("POST", SERVICES),
+        ("PATCH", f"{SERVICES}/llm"),
+        ("PATCH", f"{SERVICES}/llm"),
+    ]
+    forced, ports = api.sent[-2:]
+    assert (forced.query["force"], forced.body["metadata"]["uid"]) == ("true", "uid-101")
+    assert ports.body == {"spec": manifest["spec"], "metadata": {"uid": "uid-101"}}
+
+
+async def test_a_pods_label_is_patched_by_uid_and_a_gone_pod_plans_again(
+    api: Any, applier: Applier
+) -> None:
+    api.put(f"{PODS}/head", {"metadata": {"name": "head", "uid": "u"}})
+    label = PatchPodLabel(pod="head", uid="u", label="traffic", value="off")
+    await applier.carry_out(KEY, (label,), never)
+    assert api.objects[f"{PODS}/head"]["metadata"]["labels"] == {"traffic": "off"}
+    gone = PatchPodLabel(pod="gone", uid="u", label="traffic", value="off")
+    with pytest.raises(PlanAgain):
+        await applier.carry_out(KEY, (gone,), never)
+
+
+async def test_an_engine_that_does_not_hear_does_not_stop_the_plan(
+    api: Any, applier: Applier, engines: Engines
+) -> None:
+    create = CreateChild(kind=ChildKind.RAY_CLUSTER, manifest=cluster("llm-0"))
+    await applier.carry_out(KEY, (DrainEngine(pod_uid="u", pod_ip="10.0.0.1"), create), never)
+    assert (engines.drained, len(api.objects)) == (["10.0.0.1"], 1)
+
+
+async def test_an_api_error_stops_the_plan(api: Any, applier: Applier) -> None:
+    def refuse(request: Request) -> Answer | ApiUnavailable | None:
+        return ApiUnavailable("down") if request.path == CLUSTERS else None
+
+    api.refuse = refuse
+    create = CreateChild(kind=ChildKind.RAY_CLUSTER, manifest=cluster("llm-0"))
+    with pytest.raises(ApiUnavailable):
+        await applier.carry_out(KEY, (create, RecordStatus()), never)
