@@ -20,6 +20,8 @@ from embedded.progress import step
 OPERATOR = "localhost/tpinference-operator"
 ENGINE = "localhost/tpinference-engine"
 ID_LENGTH = 12
+# The examples for a machine without a registry name their image so: the one loaded last.
+DEV_TAG = "dev"
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,16 @@ def build_images() -> Images:
 
 
 def load_image(node: Node, image: Image) -> None:
-    """Gives a node an image. Layers that the node has are not sent again."""
-    if image.reference in node.ctr("images", "ls", "-q").split():
-        return
+    """Gives a node an image, also as `:dev`. Layers that the node has are not sent again."""
+    if image.reference not in node.ctr("images", "ls", "-q").split():
+        with step(f"load {image.reference} into {node.name}"):
+            _send(node, image)
+    node.ctr("images", "tag", "--force", image.reference, f"{image.name}:{DEV_TAG}")
+
+
+def _send(node: Node, image: Image) -> None:
     layout = cache_dir() / "oci" / image.name.rpartition("/")[2]
-    with step(f"load {image.reference} into {node.name}"), locked(layout):
+    with locked(layout):
         target = f"oci:{layout}:{image.reference}"
         # Only layers that no earlier push has left in the layout are compressed and written.
         buildah("push", "--quiet", image.image_id, target)

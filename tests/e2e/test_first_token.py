@@ -1,0 +1,83 @@
+"""The example on a real node: where its ranks are, what it answers, how it goes.
+
+The tests run in the order of this file; the last one removes what the others ask.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from embedded.demo import QUESTION
+from embedded.serving import Serving
+from embedded.stream import DONE, finish_reasons, open_stream
+from embedded.wait import wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
+
+# Of the example: updateStrategy.drainSeconds and the time that pods get beyond it.
+GRACE_S = 90
+
+
+def test_two_ranks_run_in_two_pods(serving: Serving) -> None:
+    status = serving.engine_status()
+    pods = {pod["metadata"]["name"] for pod in serving.pods("worker")}
+    assert status["state"] == "ready"
+    assert [rank["rank"] for rank in status["ranks"]] == [0, 1]
+    assert {rank["pod"] for rank in status["ranks"]} == pods
+    assert len(pods) == 2
+
+
+def test_status_of_the_object_names_the_ranks_pods(serving: Serving) -> None:
+    pods = {pod["metadata"]["name"] for pod in serving.pods("worker")}
+    (group,) = serving.read()["status"]["groups"]
+    assert {rank["pod"] for rank in group["ranks"]} == pods
+
+
+def test_every_pod_passed_the_restricted_level(serving: Serving) -> None:
+    pods = [*serving.pods("head"), *serving.pods("worker")]
+    assert len(pods) == 3
+    assert serving.condition("Ready")["status"] == "True"
+
+
+def test_a_chat_answer_is_right(serving: Serving) -> None:
+    assert serving.ask(QUESTION) == "The capital of France is Paris."
+
+
+def test_steady_state_writes_nothing(serving: Serving) -> None:
+    before = serving.read()["metadata"]["resourceVersion"]
+    assert serving.ask(QUESTION)
+    assert serving.read()["metadata"]["resourceVersion"] == before
+
+
+def test_deleted_with_a_stream_open_the_stream_ends_properly(serving: Serving) -> None:
+    body = {
+        "model": serving.name,
+        "messages": [{"role": "user", "content": "Tell a very long story of a river."}],
+        "max_tokens": 1000,
+        "ignore_eos": True,
+    }
+    url = f"{serving.service_url()}/v1/chat/completions"
+    with open_stream(url, body, timeout_s=GRACE_S) as stream:
+        events = [next(stream), next(stream)]
+        serving.kubectl(
+            "delete", "tpinference", serving.name, "-n", serving.namespace, "--wait=false"
+        )
+        deleted = time.monotonic()
+        events += list(stream)
+    assert time.monotonic() - deleted < GRACE_S
+    assert events[-1] == DONE
+    assert len(finish_reasons(events)) == 1
+    for kind in ("raycluster", "pod", "service", "controllerrevision"):
+        wait_for(
+            f"every {kind} to be gone",
+            lambda kind=kind: not children(serving, kind),  # type: ignore[misc]
+            timeout_s=GRACE_S,
+            describe=serving.explain,
+        )
+
+
+def children(serving: Serving, kind: str) -> list[str]:
+    selector = f"serving.tpinference.dev/name={serving.name}"
+    listed = serving.kubectl("get", kind, "-n", serving.namespace, "-l", selector, "-o", "name")
+    return listed.split()
