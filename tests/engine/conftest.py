@@ -362,15 +362,25 @@ class Reference:
         output: list[int] = found[0, len(prompt) :].tolist()
         return output
 
+    def greedy_after(self, prompt: Sequence[int], output: Sequence[int]) -> list[int]:
+        """The greedy choice at each place of `output`, in one teacher-forced pass.
+
+        If it equals `output`, then `output` is what greedy decoding gives: by induction.
+        """
+        choices: list[int] = self._forced(prompt, output).argmax(-1).tolist()
+        return choices
+
     def margins(self, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
         """How far below the greatest logit each token is, in one teacher-forced pass."""
-        torch = self._torch
-        with torch.inference_mode():
-            logits = self._model(torch.tensor([[*prompt, *output]])).logits[0]
-        logits = logits[len(prompt) - 1 : -1]
-        chosen = logits.gather(1, torch.tensor(list(output)).unsqueeze(1)).squeeze(1)
+        logits = self._forced(prompt, output)
+        chosen = logits.gather(1, self._torch.tensor(list(output)).unsqueeze(1)).squeeze(1)
         margins: list[float] = (logits.amax(-1) - chosen).tolist()
         return margins
+
+    def _forced(self, prompt: Sequence[int], output: Sequence[int]) -> Any:
+        with self._torch.inference_mode():
+            logits = self._model(self._torch.tensor([[*prompt, *output]])).logits[0]
+        return logits[len(prompt) - 1 : -1]
 
 
 @pytest.fixture(scope="session")
