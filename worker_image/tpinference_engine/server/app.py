@@ -62,6 +62,8 @@ class Engine(Generator, Living, Protocol):
 
 def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     """`serve` on an event loop of its own; the process's exit code."""
+    # uvicorn tells of its own start and end, of each of two servers.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(engine_config, server_config))
 

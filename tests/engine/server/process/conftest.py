@@ -141,23 +141,33 @@ def free_port() -> int:
         return port
 
 
+MakeEngine = Callable[[EngineConfig], Any]
+
+
 class Process:
     """`serve_engine` at work, and what can be asked of it from outside."""
 
-    def __init__(self, engine: StagedEngine, model: Path, changes: dict[str, Any]) -> None:
-        self.engine = engine
+    def __init__(self, make_engine: MakeEngine, model: Path, changes: dict[str, Any]) -> None:
         self.failure_file = model.parent / "failure.json"
         settings = {"port": free_port(), "admin_port": free_port(), "host": "127.0.0.1"}
         settings |= {"failure_file": self.failure_file, "pod_name": "pod-0", "node_name": "n"}
         self.config = ServerConfig(**{**settings, **changes})
-        engine_config = EngineConfig(model=model, served_model_name=("tiny",), device="cpu")
-        self.task = asyncio.create_task(serve_engine(engine, engine_config, self.config))
+        engine_config = EngineConfig(
+            model=model,
+            served_model_name=("tiny",),
+            device="cpu",
+            num_gpu_blocks_override=64,
+            distributed_executor_backend="uni",
+        )
+        self.engine = make_engine(engine_config)
+        self.task = asyncio.create_task(serve_engine(self.engine, engine_config, self.config))
         self.admin = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.config.admin_port}")
         base_url = f"http://127.0.0.1:{self.config.port}/v1"
         self.client = openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0)
 
     async def wait_ready(self) -> None:
-        self.engine.may_start.set()
+        if isinstance(self.engine, StagedEngine):
+            self.engine.may_start.set()
         await self.wait_for("/readyz", lambda answer: answer.status_code == 200)
 
     async def wait_for(self, path: str, holds: Callable[[httpx.Response], bool]) -> httpx.Response:
@@ -212,8 +222,8 @@ StartProcess = Callable[..., Awaitable[Process]]
 async def start(tiny_model: Path) -> AsyncIterator[StartProcess]:
     processes: list[Process] = []
 
-    async def make(**changes: Any) -> Process:
-        processes.append(Process(StagedEngine(), tiny_model, changes))
+    async def make(make_engine: MakeEngine = lambda _: StagedEngine(), **changes: Any) -> Process:
+        processes.append(Process(make_engine, tiny_model, changes))
         return processes[-1]
 
     yield make
