@@ -42,19 +42,20 @@ def load_llama(
 
 def num_bytes(weights: object) -> int:
     """Of all distinct tensors in a tree of dataclasses and tuples."""
-    found = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors(weights)}
+    found = {tensor.data_ptr(): tensor.nbytes for tensor in tensors(weights)}
     return sum(found.values())
 
 
-def _tensors(tree: object) -> Iterator[torch.Tensor]:
+def tensors(tree: object) -> Iterator[torch.Tensor]:
+    """All of a tree of dataclasses and tuples, in order."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, tuple):
         for item in tree:
-            yield from _tensors(item)
+            yield from tensors(item)
     elif is_dataclass(tree):
         for field in fields(tree):
-            yield from _tensors(getattr(tree, field.name))
+            yield from tensors(getattr(tree, field.name))
 
 
 class _Loader:
@@ -158,7 +159,8 @@ class _Loader:
         return made
 
     def _whole(self, name: str, width: int) -> torch.Tensor:
-        return self._checkpoint.read(name, (width,)).to(self._device, self._dtype)
+        # A copy even where nothing changes: what was read is still the mapped file.
+        return self._checkpoint.read(name, (width,)).to(self._device, self._dtype, copy=True)
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)

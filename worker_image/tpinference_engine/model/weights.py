@@ -43,9 +43,10 @@ class Checkpoint:
         self._stack.close()
 
     def read(self, name: str, shape: tuple[int, ...], *spans: Span) -> torch.Tensor:
-        """The part of tensor `name` that `spans` cut out, one a leading dimension, on the CPU.
+        """The part of tensor `name` that `spans` cut out, one a leading dimension.
 
-        `shape` is what the whole tensor must have.
+        It is a view of the mapped file: pages are read when it is copied, no others. `shape` is
+        what the whole tensor must have.
         """
         file_name = self._file_of.get(name) if self._file_of is not None else SINGLE_FILE
         if file_name is None:
