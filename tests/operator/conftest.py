@@ -1,4 +1,5 @@
-"""What the operator's unit tests share: a small API server in memory, behind Kube's transport."""
+"""What the operator's unit tests share: a small API server in memory, behind Kube's transport, and
+a small world for the deciding half, where objects are changed by plans and by a played KubeRay."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from harness.plan_world import World
 
+from tpinference_operator import names
 from tpinference_operator.errors import ApiUnavailable
 from tpinference_operator.kube import Answer, Kube, Request
 
@@ -129,3 +132,53 @@ def kube(api: FakeApiServer) -> Kube:
 def refuse_with() -> Callable[[int, str], Answer]:
     """An answer of the API server that is an error."""
     return _status
+
+
+MakeTpi = Callable[..., Body]
+
+
+@pytest.fixture
+def make_tpi() -> MakeTpi:
+    """A TPInference as the API server stores it: two ranks in two pods, no GPU."""
+
+    def make(name: str = "llm", **spec: Any) -> Body:
+        small = {
+            "model": {"uri": "pvc://models/tiny"},
+            "engine": {"device": "CPU"},
+            "parallelism": {"tensor": 2, "gpusPerNode": 1},
+        }
+        return {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": {
+                "name": name,
+                "namespace": "ns",
+                "uid": "owner-uid",
+                "generation": 1,
+                "resourceVersion": "1",
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+            },
+            "spec": _merge(small, spec),
+        }
+
+    return make
+
+
+@pytest.fixture
+def make_world(make_tpi: MakeTpi) -> Callable[..., World]:
+    def make(**spec: Any) -> World:
+        return World(make_tpi(**spec))
+
+    return make
+
+
+@pytest.fixture
+def make_running(make_world: Callable[..., World]) -> Callable[..., World]:
+    """A world in which everything that the spec asks for is up."""
+
+    def make(**spec: Any) -> World:
+        world = make_world(**spec)
+        world.settle()
+        return world
+
+    return make

@@ -1,7 +1,8 @@
 """Rules across fields, as CEL that the API server runs. Each message names the field.
 
 Also the lists of flags and variables that the operator sets itself: `extraArgs` and `env` must not.
-Parents have `default: {}` in the schema, so rules may read through them.
+Parents have `default: {}` in the schema. The API server runs the rules over those bare defaults
+too, so a rule asks `has()` even for a field that has a default.
 """
 
 from __future__ import annotations
@@ -105,13 +106,14 @@ RULES = (
     ),
     Rule(
         path="spec.engine",
-        rule=f"self.extraArgs.all(a, !({_FLAG} in {_cel_list(OWNED_FLAGS)}))",
+        rule="!has(self.extraArgs) || "
+        f"self.extraArgs.all(a, !({_FLAG} in {_cel_list(OWNED_FLAGS)}))",
         message="spec.engine.extraArgs must not hold a flag that another field or the operator "
         f"sets: {' '.join(OWNED_FLAGS)}",
     ),
     Rule(
         path="spec.engine",
-        rule="self.env.all(e, "
+        rule="!has(self.env) || self.env.all(e, "
         + " && ".join(f"!e.name.startsWith('{prefix}')" for prefix in OWNED_ENV_PREFIXES)
         + f" && !(e.name in {_cel_list(OWNED_ENV)}))",
         message="spec.engine.env must not set a variable that another field, the operator or "
@@ -132,8 +134,9 @@ RULES = (
     ),
     Rule(
         path="spec.engine.compiledGraph",
-        rule="quantity(string(self.bufferSize)).compareTo(quantity('64Ki')) >= 0 && "
-        "quantity(string(self.bufferSize)).compareTo(quantity('1Gi')) <= 0",
+        rule="!has(self.bufferSize) || "
+        "(quantity(string(self.bufferSize)).compareTo(quantity('64Ki')) >= 0 && "
+        "quantity(string(self.bufferSize)).compareTo(quantity('1Gi')) <= 0)",
         message="spec.engine.compiledGraph.bufferSize must be from 64Ki to 1Gi",
     ),
     Rule(
@@ -144,14 +147,16 @@ RULES = (
     ),
     Rule(
         path="spec.workers",
-        rule="!(self.gpuResourceName in self.resources.limits) && "
-        "!(self.gpuResourceName in self.resources.requests)",
+        rule="!has(self.gpuResourceName) || "
+        "(!(self.gpuResourceName in self.resources.limits) && "
+        "!(self.gpuResourceName in self.resources.requests))",
         message="spec.workers.resources must not name spec.workers.gpuResourceName: the operator "
         "adds one a rank",
     ),
     Rule(
         path="spec.workers",
-        rule="quantity(string(self.shmSize)).compareTo(quantity('256Mi')) >= 0",
+        rule="!has(self.shmSize) || "
+        "quantity(string(self.shmSize)).compareTo(quantity('256Mi')) >= 0",
         message="spec.workers.shmSize must be at least 256Mi",
     ),
     *(
