@@ -94,6 +94,9 @@ class Processes:
                     break
             else:
                 raise ProcessEnded(f"{name} (process {record.pid}) does not end after SIGKILL")
+            child = self._children.pop(record.pid, None)
+            if child is not None:
+                child.wait()
         self._record_file(name).unlink(missing_ok=True)
 
     def kill(self, name: str) -> None:
