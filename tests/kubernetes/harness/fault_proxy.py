@@ -167,8 +167,9 @@ class FaultProxy:
             request.method,
             f"{self._api_url}{request.path_qs}",
             headers=headers,
-            data=await request.read(),
+            data=await request.read() or None,
             timeout=timeout,
+            skip_auto_headers=("Content-Type", "User-Agent", "Accept"),
         ) as answer:
             if seen.is_watch and answer.status == 200:
                 self._note(seen, answer.status)
