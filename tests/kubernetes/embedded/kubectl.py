@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from embedded.command import DEFAULT_TIMEOUT_S, flags, run
 from embedded.tools import tool_path
+from embedded.wait import wait_for
 
 FIELD_MANAGER = "embedded-cluster"
 
@@ -43,8 +45,13 @@ class Kubectl:
         return found
 
     def wait_for_crds(self, names: Sequence[str]) -> None:
-        crds = [f"crd/{name}" for name in names]
-        self("wait", "--for=condition=Established", *crds, "--timeout=60s")
+        """`kubectl wait` can't do it: it fails on a CRD that has no conditions yet."""
+        for name in names:
+            wait_for(f"the CRD {name} to be served", partial(self._is_served, name), timeout_s=60.0)
+
+    def _is_served(self, crd: str) -> bool:
+        conditions = self.get("crd", crd).get("status", {}).get("conditions") or []
+        return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
     def _apply(self, *arguments: str | Path, stdin: str | None = None) -> None:
         flags = ["--server-side", "--force-conflicts", f"--field-manager={FIELD_MANAGER}"]
