@@ -121,7 +121,7 @@ def word_ids() -> dict[str, int]:
 
 
 @pytest.fixture
-def tiny_model(tmp_path: Path) -> Path:
+def served_directory(tmp_path: Path) -> Path:
     """A model directory without weights: all that a server reads."""
     directory = tmp_path / "tiny"
     directory.mkdir()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -107,29 +105,20 @@ def test_tokenizer_that_is_no_json_is_refused(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def model_directory() -> Path:
-    script = Path(__file__).parents[2] / "models" / "smollm2.py"
-    found = subprocess.run(
-        [sys.executable, script], check=True, capture_output=True, text=True
-    ).stdout
-    return Path(found.strip().splitlines()[-1])
-
-
 @pytest.mark.model
 @pytest.mark.parametrize("text", TEXTS)
-def test_real_tokenizer_and_back(model_directory: Path, text: str) -> None:
-    reference = HFTokenizer.from_file(str(model_directory / "tokenizer.json"))
-    tokenizer = load_tokenizer(model_directory)
+def test_real_tokenizer_and_back(smollm2_dir: Path, text: str) -> None:
+    reference = HFTokenizer.from_file(str(smollm2_dir / "tokenizer.json"))
+    tokenizer = load_tokenizer(smollm2_dir)
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert list(ids) == reference.encode(text, add_special_tokens=False).ids
     assert "".join(pieces(tokenizer, list(ids))) == reference.decode(list(ids)) == text
 
 
 @pytest.mark.model
-def test_every_token_of_the_real_vocabulary_has_the_reference_text(model_directory: Path) -> None:
-    reference = HFTokenizer.from_file(str(model_directory / "tokenizer.json"))
-    tokenizer = load_tokenizer(model_directory)
+def test_every_token_of_the_real_vocabulary_has_the_reference_text(smollm2_dir: Path) -> None:
+    reference = HFTokenizer.from_file(str(smollm2_dir / "tokenizer.json"))
+    tokenizer = load_tokenizer(smollm2_dir)
     for token_id in range(reference.get_vocab_size()):
         text = reference.decode([token_id], skip_special_tokens=False)
         assert tokenizer.decode([token_id]) == text, token_id

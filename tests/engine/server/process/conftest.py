@@ -219,11 +219,11 @@ StartProcess = Callable[..., Awaitable[Process]]
 
 
 @pytest.fixture
-async def start(tiny_model: Path) -> AsyncIterator[StartProcess]:
+async def start(served_directory: Path) -> AsyncIterator[StartProcess]:
     processes: list[Process] = []
 
     async def make(make_engine: MakeEngine = lambda _: StagedEngine(), **changes: Any) -> Process:
-        processes.append(Process(make_engine, tiny_model, changes))
+        processes.append(Process(make_engine, served_directory, changes))
         return processes[-1]
 
     yield make

@@ -99,8 +99,10 @@ async def test_engine_that_fails_later_ends_streams_and_the_process(start: Start
     assert failure["time"] == "2026-01-02T00:00:00Z"
 
 
-async def test_model_that_can_not_be_served_is_named(start: StartProcess, tiny_model: Path) -> None:
-    (tiny_model / "tokenizer.json").unlink()
+async def test_model_that_can_not_be_served_is_named(
+    start: StartProcess, served_directory: Path
+) -> None:
+    (served_directory / "tokenizer.json").unlink()
     process = await start()
     assert await process.exit_code() == 1
     failure = process.failure
