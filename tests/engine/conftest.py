@@ -212,6 +212,11 @@ def _start(worker: Worker, rank: int, store: tuple[str, int] | None, num_blocks:
 
 
 @pytest.fixture
+def make_sampling() -> type[Sampling]:
+    return Sampling
+
+
+@pytest.fixture
 def echo_runner() -> RunnerFactory:
     return EchoRunner
 
