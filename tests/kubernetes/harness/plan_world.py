@@ -1,4 +1,4 @@
-"""A world in memory for the deciding half: plans change it, and so do a played KubeRay and kubelets.
+"""A world in memory for the deciding half: plans change it, so do a played KubeRay and kubelets.
 
 It knows no HTTP; the acting half has its own fake API server.
 """
