@@ -127,10 +127,9 @@ class ProcessLink:
         self._closer = asyncio.create_task(self._end(exit_code))
 
     async def _end(self, exit_code: int) -> None:
-        try:
+        # There are none if it was killed, or died before it could speak.
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._last_words.wait(), LAST_WORDS_TIMEOUT_S)
-        except TimeoutError:
-            pass  # It was killed, or died before it could speak.
         self._receiver.cancel()
         await asyncio.gather(self._receiver, return_exceptions=True)
         self._from_core.close()

@@ -106,6 +106,7 @@ class Scheduler:
 
     def schedule(self) -> StepInput | None:
         """The next step, or None if there is nothing to run and no logits are pending."""
+        self._check_answered()
         plan = StepPlan(self._limits.max_num_batched_tokens)
         # 1. Decodes: one token each. They are latency that a user sees.
         self._plan_running(plan, decodes=True)
@@ -120,6 +121,7 @@ class Scheduler:
 
     def flush(self) -> StepInput | None:
         """Samples pending logits and runs nothing; None if there are none."""
+        self._check_answered()
         return self._commit(StepPlan(0)) if self._pending else None
 
     def update(self, output: StepOutput) -> list[RequestOutput]:
@@ -205,7 +207,6 @@ class Scheduler:
     # Writing down what a step does.
 
     def _commit(self, plan: StepPlan) -> StepInput:
-        assert self._sampling is None, f"step {self._step_id} has not been answered"
         rows = plan.rows
         self._sampling = self._pending
         self._sampled_step_id = self._step_id if self._pending else NO_STEP
@@ -234,6 +235,9 @@ class Scheduler:
                 appends.append(BlockAppend(slot_of(state), blocks))
                 state.num_sent_blocks += len(blocks)
         return tuple(appends)
+
+    def _check_answered(self) -> None:
+        assert self._sampling is None, f"step {self._step_id} has not been answered"
 
     # Taking in what a step gave.
 
