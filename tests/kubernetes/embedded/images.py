@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from embedded.base_image import ensure_base_image
 from embedded.buildah import build, buildah
 from embedded.lock import locked
 from embedded.node import Node
+from embedded.oci_layout import Layout
 from embedded.packages import ensure_packages
 from embedded.places import REPOSITORY, cache_dir, wheels_dir
 from embedded.progress import step
@@ -70,13 +68,12 @@ def load_image(node: Node, image: Image) -> None:
 
 
 def _send(node: Node, image: Image) -> None:
-    layout = cache_dir() / "oci" / image.name.rpartition("/")[2]
-    with locked(layout):
-        target = f"oci:{layout}:{image.reference}"
-        # Only layers that no earlier push has left in the layout are compressed and written.
-        buildah("push", "--quiet", image.image_id, target)
+    layout = Layout(cache_dir() / "oci" / image.name.rpartition("/")[2])
+    with locked(layout.folder):
+        buildah("push", "--quiet", image.image_id, f"oci:{layout.folder}:{image.reference}")
+        layout.unpack(image.reference)
         archive = node.folder / f"{image.tag}.tar"
-        write_archive(archive, layout, image.reference, node.ctr("content", "ls", "-q").split())
+        layout.write_archive(archive, present=node.ctr("content", "ls", "-q").split())
         node.import_image(archive)
         archive.unlink()
 
@@ -85,24 +82,3 @@ def pins_of(wheel_names: Iterable[str]) -> list[str]:
     """Requirements that select exactly these wheels: a newer release must not win over them."""
     matches = [re.match(r"([^-]+)-([^-]+)-", name) for name in sorted(wheel_names)]
     return [f"{match[1]}=={match[2]}" for match in matches if match]
-
-
-def write_archive(archive: Path, layout: Path, reference: str, present: Iterable[str]) -> None:
-    """One image of an OCI layout as an archive, without the blobs that are present already."""
-    index = json.loads((layout / "index.json").read_text())
-    name = "org.opencontainers.image.ref.name"
-    (manifest,) = (
-        entry for entry in index["manifests"] if entry.get("annotations", {}).get(name) == reference
-    )
-    blobs = layout / "blobs" / "sha256"
-    content = json.loads((blobs / manifest["digest"].partition(":")[2]).read_text())
-    small = [manifest, content["config"]]
-    layers = [layer for layer in content["layers"] if layer["digest"] not in set(present)]
-    own_index = archive.with_suffix(".index.json")
-    own_index.write_text(json.dumps({**index, "manifests": [manifest]}))
-    with tarfile.open(archive, "w") as tar:
-        tar.add(layout / "oci-layout", "oci-layout")
-        tar.add(own_index, "index.json")
-        for digest in dict.fromkeys(item["digest"].partition(":")[2] for item in small + layers):
-            tar.add(blobs / digest, f"blobs/sha256/{digest}")
-    own_index.unlink()
