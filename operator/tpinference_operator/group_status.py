@@ -35,13 +35,13 @@ def _group_status(group: Group) -> GroupStatus:
     uid = group.cluster.meta.uid if group.cluster else group.record.uid
     record = group.record.model_copy(update={"ready": group.ready, "uid": uid})
     engine = group.engine
-    if engine is None or engine.epoch != record.epoch:
+    if engine is None:
         return record
     failure = engine.last_failure
     return record.model_copy(
         update={
-            "startup": _startup(engine),
-            "ranks": _ranks(engine),
+            "startup": _startup(engine) if engine.stages else record.startup,
+            "ranks": _ranks(engine) if engine.ranks else record.ranks,
             "last_failure": _last_failure(failure) if failure else record.last_failure,
         }
     )

@@ -37,7 +37,9 @@ def to_yaml(value: Any, indent: int = 0) -> str:
     """Block YAML with JSON scalars: all that a CRD needs, without a YAML library in the image."""
     pad = "  " * indent
     if isinstance(value, dict) and value:
-        return "".join(f"{pad}{_scalar(key)}:{_nested(item, indent)}" for key, item in value.items())
+        return "".join(
+            f"{pad}{_scalar(key)}:{_nested(item, indent)}" for key, item in value.items()
+        )
     if isinstance(value, list) and value:
         return "".join(f"{pad}-{_item(item, indent)}" for item in value)
     return f"{pad}{_scalar(value)}\n"

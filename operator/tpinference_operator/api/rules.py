@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 OWNED_FLAGS = (
+    "-tp",
     "--admin-port",
     "--canary-failure-threshold",
     "--canary-interval",
@@ -29,6 +30,7 @@ OWNED_FLAGS = (
     "--served-model-name",
     "--shutdown-timeout",
     "--startup-timeout",
+    "--step-timeout",
     "--step-transport",
     "--tensor-parallel-size",
 )

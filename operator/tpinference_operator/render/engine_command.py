@@ -43,6 +43,7 @@ def _serve_arguments(spec: TPInferenceSpec, name: str) -> list[str]:
         "--max-num-seqs": engine.max_num_seqs,
         "--distributed-executor-backend": "ray",
         "--step-transport": "compiled-graph",
+        "--step-timeout": engine.compiled_graph.get_timeout_seconds,
         "--host": "0.0.0.0",
         "--port": names.API_PORT,
         "--admin-port": names.ADMIN_PORT,
