@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING = 1000
 MAX_NOTE = 1024
+TOLD = frozenset({"Accepted", "Available", "Degraded", "Ready", "Stalled"})
+"""Conditions worth an Event; the others are steps on the way, and the status has them."""
 NEGATIVE = frozenset({"Degraded", "Stalled"})
 """Conditions for which True is the bad news."""
 
@@ -37,14 +39,15 @@ class Note:
 
 
 def transitions(old: Iterable[Condition], new: Iterable[Condition]) -> list[Note]:
-    """A note for each condition whose status flipped, and for each that is bad from the start."""
+    """A note for each condition whose status flipped. New ones start as what is the case before
+    anything happened: nothing is ready, and nothing is wrong."""
     before = {condition.type: condition.status for condition in old}
     notes = []
     for condition in new:
         is_bad = condition.status == ("True" if condition.type in NEGATIVE else "False")
-        was = before.get(condition.type)
-        flipped = was is not None and was != condition.status
-        if flipped or (was is None and is_bad):
+        at_first = "True" if condition.type == "Accepted" else "False"
+        was = before.get(condition.type, at_first)
+        if condition.type in TOLD and condition.status not in (was, "Unknown"):
             text = f"{condition.type} is {condition.status}: {condition.message}"
             notes.append(Note(is_bad, condition.reason, text.rstrip(": ")))
     return notes

@@ -70,8 +70,8 @@ def _row(group: str, version: str, plural: str, verbs: str, subresource: str = "
 TPINFERENCE_STATUS = _row(names.GROUP, names.VERSION, names.PLURAL, "update", "status")
 RAYCLUSTER = _row("ray.io", "v1", "rayclusters", "get create patch delete")
 CONTROLLER_REVISION = _row("apps", "v1", "controllerrevisions", "get create patch delete")
-SERVICE = _row("", "v1", "services", "get create patch delete")
-POD = _row("", "v1", "pods", "patch delete")
+SERVICE = _row("", "v1", "services", "get create patch")
+POD = _row("", "v1", "pods", "patch")
 EVENT = _row("", "v1", "events", "list create")
 LEASE = _row("coordination.k8s.io", "v1", "leases", "get create update")
 
@@ -263,7 +263,8 @@ class Kube:
             raise ValueError(f"{request.verb} {resource.name} is not in the table of calls")
         if request.verb in WRITE_VERBS:
             self._fence()
-            logger.info("%s %s", request.method, request.path)
+            level = logging.DEBUG if resource is LEASE else logging.INFO
+            logger.log(level, "%s %s", request.method, request.path)
         return await self._send(request, resource.name, timeout_s)
 
     async def _send(self, request: Request, resource: str, timeout_s: float | None) -> Body:

@@ -48,6 +48,7 @@ class Watches:
         self._metrics = metrics
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
+        self._stop.set()
         self._listed: set[str] = set()
 
     def served_changed(self, served: Served) -> None:
@@ -104,6 +105,7 @@ class Watches:
             if not await self._is_explained(served):
                 raise WatchesEnded("kopf ended by itself; its log says why")
         finally:
+            self._stop.set()
             wiring.cache.detach()
 
     async def _is_explained(self, served: Served) -> bool:

@@ -4,6 +4,7 @@ a small world for the deciding half, where objects are changed by plans and by a
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -182,3 +183,8 @@ def make_running(make_world: Callable[..., World]) -> Callable[..., World]:
         return world
 
     return make
+
+
+@pytest.fixture
+def project_version() -> str:
+    return importlib.metadata.version("tpinference")

@@ -34,8 +34,13 @@ def test_a_flip_is_told_and_a_new_message_is_not() -> None:
     assert transitions(old, new) == [Note(False, "Why", "Ready is True: m")]
 
 
-def test_at_the_start_only_bad_news_is_told() -> None:
-    new = [condition("Ready", "Unknown"), condition("Accepted", "False"), condition("A", "True")]
+def test_at_the_start_only_what_is_not_as_expected_is_told() -> None:
+    new = [
+        condition("Ready", "False"),
+        condition("Degraded", "False"),
+        condition("Accepted", "False"),
+        condition("Scheduled", "True"),
+    ]
     assert [note.message for note in transitions([], new)] == ["Accepted is False: m"]
 
 

@@ -73,11 +73,13 @@ async def test_a_call_outside_the_table_is_never_sent(api: Any, kube: Kube) -> N
 
 
 async def test_a_delete_carries_the_uid_and_spares_a_namesake(api: Any, kube: Kube) -> None:
-    api.put("/api/v1/namespaces/ns/services/s", {"metadata": {"name": "s", "uid": "new"}})
+    api.put(
+        "/apis/ray.io/v1/namespaces/ns/rayclusters/s", {"metadata": {"name": "s", "uid": "new"}}
+    )
     with pytest.raises(ApiConflict):
-        await kube.delete(SERVICE, "ns", "s", uid="old")
-    assert "/api/v1/namespaces/ns/services/s" in api.objects
-    await kube.delete(SERVICE, "ns", "s", uid="new")
+        await kube.delete(RAYCLUSTER, "ns", "s", uid="old")
+    assert "/apis/ray.io/v1/namespaces/ns/rayclusters/s" in api.objects
+    await kube.delete(RAYCLUSTER, "ns", "s", uid="new")
     assert api.objects == {}
     assert api.sent[-1].body == {
         "preconditions": {"uid": "new"},
