@@ -96,8 +96,9 @@ class EngineCore:
         self._scheduler = scheduler = Scheduler(
             limits, epoch=self._config.epoch, seed=self._config.seed
         )
-        self._emit(CoreReady(time.monotonic() - began, limits, executor.places))
+        # Counts first: who hears that the core is ready finds all of its status there.
         self._emit_progress(scheduler, [])
+        self._emit(CoreReady(time.monotonic() - began, limits, executor.places))
         return executor, scheduler
 
     def _loop(self, executor: Executor, scheduler: Scheduler) -> None:
