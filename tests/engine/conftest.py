@@ -186,7 +186,7 @@ def make_driver() -> Iterator[MakeDriver]:
             config: EngineConfig, runner: RunnerFactory | None = None, *, num_blocks: int = 256
         ) -> Driver:
             size = config.tensor_parallel_size
-            workers = [Worker(config, runner) for _ in range(size)]
+            workers = [Worker(config, runner, device_index=rank) for rank in range(size)]
             for worker in workers:
                 stack.callback(worker.close)
             driver = Driver(config, workers, num_blocks)
