@@ -7,9 +7,13 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from tpinference_engine.config import ServerConfig
 from tpinference_engine.engine.status import FailureReason
+from tpinference_engine.server import admin_app as engine_port
+from tpinference_engine.supervisor import admin_port as supervisor_port
 from tpinference_engine.supervisor.failure import ended_status
 from tpinference_operator import names
 from tpinference_operator.api.reasons import ENGINE_REASONS
@@ -28,6 +32,22 @@ def test_reasons_of_the_engine_are_the_operators() -> None:
 def test_ports_are_the_engines_defaults() -> None:
     server = ServerConfig()
     assert (server.port, server.admin_port) == (names.API_PORT, names.ADMIN_PORT)
+
+
+def paths(app: Starlette) -> set[str]:
+    return {route.path for route in app.routes if isinstance(route, Route)}
+
+
+def test_both_admin_ports_have_the_routes_that_are_probed_and_asked() -> None:
+    """Neither is asked anything here, so what they would report is left out."""
+    unused: Any = None
+    engine = paths(engine_port.admin_app(unused, unused, unused))
+    head = paths(supervisor_port.admin_app(lambda: None, dict))
+    worker = paths(supervisor_port.admin_app(lambda: None, None))
+    probed = {names.READY_ROUTE, names.LIVE_ROUTE}
+    assert probed | {names.STATUS_ROUTE, names.DRAIN_ROUTE} <= engine
+    assert probed | {names.STATUS_ROUTE} <= head
+    assert probed <= worker
 
 
 def test_the_supervisors_last_status_is_read() -> None:

@@ -92,6 +92,21 @@ class World:
             self.tpi["status"] = status.to_raw()
         return done
 
+    def run_until_killed(self, num_actions: int) -> bool:
+        """Everybody acts in turn, and the operator dies after so many actions, also in the middle
+        of a plan. False when it had nothing left to do before."""
+        for _ in range(60):
+            num_planned = len(self.plan().actions)
+            if num_planned > num_actions:
+                self.plan_once(cut_after=num_actions)
+                return True
+            num_actions -= len(self.plan_once())
+            wake_s = self.plan().wake_after_s
+            if not num_planned and not self.kuberay() + self.kubelets() and wake_s is None:
+                return False
+            self.now += timedelta(seconds=wake_s or 1)
+        raise AssertionError("did not settle")
+
     def settle(self, max_rounds: int = 60) -> list[str]:
         """Everybody acts in turn until no plan wants anything; what plans did, in order."""
         done: list[str] = []
@@ -160,6 +175,22 @@ class World:
         }
         return pod
 
+    def lose_head(self, incarnation: str) -> None:
+        self.remove("Pod", self.pod_of(incarnation)["metadata"]["name"])
+
+    def fail_engine(self, incarnation: str, reason: str) -> None:
+        pod = self.set_pod(self.pod_of(incarnation)["metadata"]["name"], ready=False)
+        self.engines[pod["metadata"]["uid"]] = {
+            "state": "failed",
+            "reason": reason,
+            "message": "what happened",
+        }
+
+    def refuse_pods(self, message: str) -> None:
+        """KubeRay was refused its pods."""
+        condition = {"type": "ReplicaFailure", "status": "True", "message": message}
+        self.all("RayCluster")[0]["status"] = {"conditions": [condition]}
+
     def remove(self, kind: str, name: str) -> None:
         del self.objects[kind][name]
 
@@ -193,7 +224,8 @@ class World:
             case ApplyService():
                 name = action.manifest["metadata"]["name"]
                 live = self.objects.setdefault("Service", {}).get(name, {})
-                self.add("Service", _merge(live, dict(action.manifest)))
+                # The selector is one value to server-side apply, and ports are ours here.
+                self.add("Service", {**_merge(live, dict(action.manifest)), **_spec_of(action)})
             case PatchPodLabel():
                 pod = self.objects["Pod"][action.pod]
                 pod["metadata"]["labels"][action.label] = action.value
@@ -229,6 +261,10 @@ class World:
 
     def _pod_by_uid(self, uid: str) -> Body:
         return next(p for p in self.all("Pod") if p["metadata"]["uid"] == uid)
+
+
+def _spec_of(action: ApplyService) -> Body:
+    return {"spec": copy.deepcopy(dict(action.manifest["spec"]))}
 
 
 def _controller(body: Body) -> str:

@@ -1,0 +1,164 @@
+"""Plans about whose an object is, about what was recorded, and about repairs by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from harness.plan_world import World
+
+from tpinference_operator import names
+from tpinference_operator.actions import AdoptChild, ApplyService, CreateChild, DeleteChild
+from tpinference_operator.api.reasons import Reason
+
+MakeWorld = Callable[..., World]
+
+
+# Ownership and recorded decisions
+
+
+def test_children_of_an_older_epoch_are_deleted(make_running: MakeWorld) -> None:
+    world = make_running()
+    old = world.all("RayCluster")[0]
+    stale = {**old, "metadata": {**old["metadata"], "name": "llm-0-stale", "uid": "stale"}}
+    stale["metadata"]["labels"] = {**old["metadata"]["labels"], names.EPOCH_LABEL: "0"}
+    world.add("RayCluster", stale)
+    deletes = [a for a in world.plan().actions if isinstance(a, DeleteChild)]
+    assert [(a.name, a.uid) for a in deletes] == [("llm-0-stale", "stale")]
+
+
+def test_a_lost_status_is_read_back_from_labels(make_running: MakeWorld) -> None:
+    world = make_running(replicas=2)
+    del world.tpi["status"]
+    assert world.plan_once() == ["record"]
+    assert world.tpi["status"]["epoch"] == 2
+    assert world.plan_once() == []
+    assert world.incarnations() == ["0/1", "1/2"]
+
+
+def test_orphans_are_adopted_and_keep_running(make_running: MakeWorld) -> None:
+    world = make_running()
+    world.tpi["metadata"]["uid"] = "new-uid"
+    del world.tpi["status"]
+    for kind in ("RayCluster", "Service", "ControllerRevision"):
+        del world.all(kind)[0]["metadata"]["ownerReferences"]
+    assert world.plan_once() == [
+        "adopt ControllerRevision",
+        "adopt RayCluster",
+        "adopt Service",
+        "record",
+    ]
+    assert world.plan_once() == []
+    assert world.incarnations() == ["0/1"]
+
+
+def test_adoption_is_by_uid_and_makes_us_the_controller(make_running: MakeWorld) -> None:
+    world = make_running()
+    service = world.all("Service")[0]["metadata"]
+    del service["ownerReferences"]
+    adopted = [a for a in world.plan().actions if isinstance(a, AdoptChild)]
+    assert [(a.uid, a.owner_reference["controller"]) for a in adopted] == [(service["uid"], True)]
+
+
+@pytest.mark.parametrize("kind", ["Service", "RayCluster", "ControllerRevision"])
+def test_a_foreign_object_under_our_name_stops_everything(make_world: MakeWorld, kind: str) -> None:
+    world = make_world()
+    creates = [a for a in world.plan().actions if isinstance(a, CreateChild)]
+    wanted = {a.kind.value: a.name for a in creates} | {"Service": "llm"}
+    world.add(kind, {"metadata": {"name": wanted[kind]}, "spec": {}})
+    assert world.plan_once() == []
+    finding = world.plan().findings[0]
+    assert finding.reason == Reason.NAME_CONFLICT
+    assert f"{kind} {wanted[kind]!r}" in finding.message
+
+
+def test_a_dying_namesake_of_the_service_is_waited_for(make_world: MakeWorld) -> None:
+    world = make_world()
+    dying = {"name": "llm", "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    world.add("Service", {"metadata": dying, "spec": {}})
+    assert world.plan_once() == ["create ControllerRevision", "record", "create 0/1"]
+    assert world.plan().wake_after_s == 2
+
+
+# Repairs
+
+
+def test_a_service_edited_by_hand_is_applied_again(make_running: MakeWorld) -> None:
+    world = make_running()
+    world.all("Service")[0]["spec"]["selector"] = {"app": "other"}
+    assert world.plan_once() == ["apply Service"]
+    assert world.plan_once() == []
+
+
+def test_a_port_that_is_not_ours_is_replaced(make_running: MakeWorld) -> None:
+    world = make_running()
+    world.all("Service")[0]["spec"]["ports"].append({"name": "x", "port": 9, "targetPort": 9})
+    applied = [a for a in world.plan().actions if isinstance(a, ApplyService)]
+    assert [a.replace_ports for a in applied] == [True]
+
+
+def test_a_changed_port_touches_the_service_alone(make_running: MakeWorld) -> None:
+    world = make_running()
+    world.change(service={"port": 80})
+    assert world.plan_once() == ["apply Service"]
+
+
+def test_a_deleted_service_is_made_again(make_running: MakeWorld) -> None:
+    world = make_running()
+    world.remove("Service", "llm")
+    assert world.plan_once() == ["create Service"]
+
+
+def test_a_traffic_label_taken_off_by_hand_is_put_back(make_running: MakeWorld) -> None:
+    world = make_running()
+    del world.pod_of("0/1")["metadata"]["labels"][names.TRAFFIC_LABEL]
+    assert world.plan_once() == ["traffic on 0/1"]
+
+
+def test_a_drain_whose_record_was_lost_is_finished(make_running: MakeWorld) -> None:
+    world = make_running()
+    world.change(engine={"image": "new"})
+    world.plan_once()
+    del world.tpi["status"]
+    world.change(engine={"image": None})
+    world.settle()
+    assert world.incarnations() == ["0/2"]
+
+
+def test_a_revision_deleted_by_hand_is_stored_again(make_running: MakeWorld) -> None:
+    world = make_running()
+    world.objects["ControllerRevision"].clear()
+    assert world.plan_once() == ["create ControllerRevision"]
+    assert world.plan_once() == []
+
+
+# What the acting half is asked to look at
+
+
+def test_a_group_without_progress_has_its_events_listed(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.plan_once()
+    assert world.plan().watch_events_of == frozenset()
+    world.now += timedelta(seconds=5)
+    assert world.plan().watch_events_of == {world.all("RayCluster")[0]["metadata"]["uid"]}
+
+
+def test_an_engine_that_starts_is_asked_again_and_again(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.plan_once()
+    world.kuberay()
+    pod = world.set_pod(world.pod_of("0/1")["metadata"]["name"], ready=False)
+    assert world.plan().refresh_engines == {pod["metadata"]["uid"]}
+    assert world.plan().wake_after_s == 2
+
+
+def test_waiting_is_looked_at_less_and_less_often(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.plan_once()
+    looks: list[Any] = []
+    for age_s in (0, 100, 3600):
+        world.now += timedelta(seconds=age_s)
+        looks.append(world.plan().wake_after_s)
+    assert looks == [2, 10, 30]

@@ -1,0 +1,247 @@
+"""The status as a whole: numbers, times, generations, and what each condition sums up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from harness.plan_world import World
+
+from tpinference_operator.api.reasons import ConditionType, Reason
+from tpinference_operator.api.status import (
+    Condition,
+    TPInferenceStatus,
+)
+from tpinference_operator.errors import InvalidSpec
+from tpinference_operator.observed import KubeRay
+from tpinference_operator.status import status_of_invalid_spec, urgent
+
+MakeWorld = Callable[..., World]
+
+
+_SUMMARIES = {"Ready", "Available", "Degraded"}
+
+
+def conditions(world: World) -> dict[str, Condition]:
+    return {c.type: c for c in world.status().conditions}
+
+
+def told(world: World, kind: str = "Ready") -> tuple[str, str, str]:
+    condition = conditions(world)[kind]
+    return condition.status, condition.reason, condition.message
+
+
+# Nothing is wrong
+
+
+def test_all_is_true_when_everything_is_up(make_running: MakeWorld) -> None:
+    world = make_running(replicas=2)
+    found = {kind: condition.status for kind, condition in conditions(world).items()}
+    assert found == {
+        "Ready": "True",
+        "Available": "True",
+        "Accepted": "True",
+        "Scheduled": "True",
+        "RayClusterReady": "True",
+        "EngineReady": "True",
+        "RouteReady": "True",
+        "Progressing": "False",
+        "Degraded": "False",
+    }
+
+
+def test_numbers_of_a_running_object(make_running: MakeWorld) -> None:
+    status = make_running(replicas=2).status()
+    assert (status.replicas, status.ready_replicas, status.updated_replicas) == (2, 2, 2)
+    assert status.available_replicas == 2
+    assert status.current_revision == status.update_revision != ""
+    assert status.url == "http://llm.ns:8000/v1"
+    assert status.layout is not None
+    assert (status.layout.nodes, status.layout.gpus) == (2, 0)
+
+
+def test_scaled_to_zero_is_ready_and_not_available(make_running: MakeWorld) -> None:
+    world = make_running()
+    world.change(replicas=0)
+    world.settle()
+    assert told(world)[:2] == ("True", Reason.SCALED_TO_ZERO)
+    assert told(world, "Available")[:2] == ("False", Reason.SCALED_TO_ZERO)
+    assert "Reconciling" not in conditions(world)
+
+
+def test_status_does_not_change_when_nothing_does(make_running: MakeWorld) -> None:
+    world = make_running()
+    world.plan_once()
+    before = world.status()
+    world.now += timedelta(minutes=10)
+    assert world.status() == before
+
+
+def test_stored_status_equals_the_computed_one(make_running: MakeWorld) -> None:
+    world = make_running()
+    world.plan_once()
+    assert world.observed().tpi.status == world.status()
+
+
+def test_every_condition_has_the_generation_after_each_change(make_running: MakeWorld) -> None:
+    world = make_running()
+    world.change(service={"port": 80})
+    status = world.status()
+    assert status.observed_generation == 2
+    assert {c.observed_generation for c in status.conditions} == {2}
+
+
+def test_a_time_moves_only_when_its_condition_flips(make_running: MakeWorld) -> None:
+    world = make_running()
+    world.plan_once()
+    before = conditions(world)
+    world.now += timedelta(minutes=1)
+    world.set_pod(world.pod_of("0/1")["metadata"]["name"], ready=False)
+    after = conditions(world)
+    moved = {k for k in before if before[k].last_transition_time != after[k].last_transition_time}
+    flipped = {k for k in before if before[k].status != after[k].status}
+    assert (
+        moved
+        == flipped
+        == {"Ready", "Available", "EngineReady", "RouteReady", "Progressing", "Degraded"}
+    )
+
+
+# The spec or the cluster around it
+
+
+def test_an_unreadable_spec_is_named_and_stalled_and_decisions_are_kept(
+    make_running: MakeWorld,
+) -> None:
+    world = make_running()
+    error = InvalidSpec(("spec.replicas: too small",))
+    world.tpi["metadata"]["generation"] = 7
+    status = status_of_invalid_spec(world.tpi, error, now="2026-01-01T00:00:00Z")
+    found = {c.type: (c.status, c.reason) for c in status.conditions}
+    assert found["Accepted"] == ("False", "InvalidSpec")
+    assert found["Stalled"] == ("True", "InvalidSpec")
+    assert status.observed_generation == 7
+    assert status.groups == world.observed().tpi.status.groups
+
+
+@pytest.mark.parametrize(
+    ("served", "reason", "word"),
+    [
+        (KubeRay.MISSING, Reason.KUBERAY_NOT_INSTALLED, "install KubeRay"),
+        (KubeRay.TOO_OLD, Reason.KUBERAY_TOO_OLD, "1.6 or newer"),
+    ],
+)
+def test_missing_or_old_kuberay_is_told_and_waited_for(
+    make_world: MakeWorld, served: KubeRay, reason: Reason, word: str
+) -> None:
+    world = make_world()
+    world.served = served
+    status, found, message = told(world, "Accepted")
+    assert (status, found) == ("False", reason)
+    assert word in message
+    assert told(world)[:2] == ("False", reason)
+    assert "Reconciling" in conditions(world) and "Stalled" not in conditions(world)
+
+
+def test_a_name_conflict_is_stalled(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.add("Service", {"metadata": {"name": "llm"}, "spec": {}})
+    assert told(world, "Accepted")[:2] == ("False", Reason.NAME_CONFLICT)
+    assert told(world, "Stalled")[1] == Reason.NAME_CONFLICT
+
+
+def test_kuberay_that_watches_elsewhere_is_noticed_after_30_s(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.plan_once()
+    world.now += timedelta(seconds=29)
+    assert told(world)[1] == Reason.WAITING_FOR_PODS
+    world.now += timedelta(seconds=1)
+    status, reason, message = told(world)
+    assert (status, reason) == ("False", Reason.RAY_CLUSTER_NOT_OBSERVED)
+    assert "namespace 'ns'" in message
+
+
+def test_kuberays_refusal_is_told_in_its_words(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.plan_once()
+    uid = world.all("RayCluster")[0]["metadata"]["uid"]
+    world.events.append(
+        {
+            "type": "Warning",
+            "reason": "InvalidRayClusterSpec",
+            "message": "The RayCluster spec is invalid: no",
+            "involvedObject": {"uid": uid},
+            "metadata": {},
+        }
+    )
+    assert told(world) == (
+        "False",
+        Reason.RAY_CLUSTER_INVALID,
+        "The RayCluster spec is invalid: no",
+    )
+    assert "Stalled" in conditions(world)
+
+
+# Several groups, updates, the route
+
+
+def test_available_holds_while_one_of_two_groups_answers(make_running: MakeWorld) -> None:
+    world = make_running(replicas=2)
+    world.set_pod(world.pod_of("1/2")["metadata"]["name"], ready=False)
+    assert told(world, "Available")[0] == "True"
+    status, reason, message = told(world)
+    assert (status, reason) == ("False", Reason.ENGINE_NOT_READY)
+    assert message.startswith("group 1: ")
+
+
+def test_an_update_is_told_until_its_last_group_answers(make_running: MakeWorld) -> None:
+    world = make_running(replicas=2)
+    world.change(engine={"image": "new"})
+    world.plan_once()
+    assert told(world, "Progressing")[:2] == ("True", Reason.UPDATING)
+    assert told(world)[:2] == ("False", Reason.DRAINING)
+    assert told(world, "Available")[0] == "True"
+    assert world.status().current_revision != world.status().update_revision
+    world.settle()
+    assert told(world)[0] == "True"
+    assert world.status().current_revision == world.status().update_revision
+
+
+def test_ready_is_false_at_once_for_a_new_generation(make_running: MakeWorld) -> None:
+    world = make_running()
+    world.change(engine={"image": "new"})
+    assert told(world)[0] == "False"
+
+
+def test_a_lost_head_is_told_while_its_group_comes_back(make_running: MakeWorld) -> None:
+    world = make_running()
+    world.lose_head("0/1")
+    assert told(world)[:2] == ("False", Reason.HEAD_LOST)
+    world.plan_once()
+    world.plan_once()
+    assert told(world, "Progressing")[:2] == ("True", Reason.RESTARTING)
+
+
+def test_a_load_balancer_without_address_is_not_a_route(make_running: MakeWorld) -> None:
+    world = make_running(service={"type": "LoadBalancer"})
+    assert told(world, "RouteReady")[:2] == ("False", Reason.ADDRESS_PENDING)
+    world.all("Service")[0]["status"] = {"loadBalancer": {"ingress": [{"ip": "1.2.3.4"}]}}
+    assert told(world)[0] == "True"
+
+
+# Writing
+
+
+def test_only_a_condition_that_flips_is_urgent(make_running: MakeWorld) -> None:
+    status = make_running().status()
+    other_message = [c.model_copy(update={"message": "x"}) for c in status.conditions]
+    other_reason = [c.model_copy(update={"reason": "X"}) for c in status.conditions]
+    assert not urgent(status, status.model_copy(update={"conditions": other_message}))
+    assert urgent(status, status.model_copy(update={"conditions": other_reason}))
+    assert urgent(TPInferenceStatus(), status)
+
+
+def test_conditions_are_always_in_the_same_order(make_running: MakeWorld) -> None:
+    kinds = [c.type for c in make_running().status().conditions]
+    assert kinds == [kind for kind in ConditionType if kind in kinds]
