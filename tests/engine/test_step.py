@@ -24,6 +24,7 @@ from tpinference_engine.step import (
     encode_input,
     encode_output,
     next_step_id,
+    previous_step_id,
     token_crc,
 )
 
@@ -144,6 +145,7 @@ def test_step_ids_begin_again_before_they_outgrow_their_word() -> None:
     assert next_step_id(NO_STEP) == 0
     assert next_step_id(7) == 8
     assert next_step_id(MAX_STEP_ID) == 0
+    assert (previous_step_id(0), previous_step_id(8)) == (MAX_STEP_ID, 7)
     assert decode_input(encode_input(StepInput(MAX_STEP_ID, 0, 0))).step_id == MAX_STEP_ID
 
 

@@ -160,6 +160,10 @@ def next_step_id(step_id: int) -> int:
     return 0 if step_id == MAX_STEP_ID else step_id + 1
 
 
+def previous_step_id(step_id: int) -> int:
+    return MAX_STEP_ID if step_id == 0 else step_id - 1
+
+
 def token_crc(tokens: Sequence[int]) -> int:
     """What every rank acknowledges of its sampled tokens, in the order of the SAMPLE rows."""
     return zlib.crc32(np.array(tokens, dtype=np.int32).tobytes())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +25,9 @@ from tpinference_engine.step import (
     StepOutput,
     decode_input,
     encode_output,
+    next_step_id,
+    previous_step_id,
+    token_crc,
 )
 
 LOOPBACK = "127.0.0.1"
@@ -141,7 +143,7 @@ class Worker:
                 f"step {step.step_id} is of epoch {step.epoch}, this rank of {self._epoch}",
                 rank=self._rank,
             )
-        if self._last_step is not None and step.step_id != self._last_step + 1:
+        if self._last_step is not None and step.step_id != next_step_id(self._last_step):
             raise MessageCorrupt(
                 f"step {step.step_id} follows step {self._last_step}, must be its successor",
                 rank=self._rank,
@@ -159,8 +161,8 @@ class Worker:
             step_id=step.step_id,
             epoch=step.epoch,
             rank=self._rank,
-            sampled_step_id=step.step_id - 1 if step.sample else NO_STEP,
-            crc=zlib.crc32(np.array(tokens, dtype=np.int32).tobytes()),
+            sampled_step_id=previous_step_id(step.step_id) if step.sample else NO_STEP,
+            crc=token_crc(tokens),
             skew_us=skew_us,
             tokens=sampled,
         )
