@@ -281,6 +281,32 @@ def test_a_prompt_takes_blocks_from_a_decode_of_less_priority_and_its_row_with_t
     scheduler.check_integrity()
 
 
+def test_nobody_is_admitted_by_the_step_that_preempts() -> None:
+    scheduler = make_scheduler(num_blocks=6, max_num_batched_tokens=16)
+    scheduler.add(request("a", (3,) * 6, max_tokens=18))
+    scheduler.add(request("latest", (4,) * 5, max_tokens=9, priority=1))
+    run(scheduler)
+    for chosen in range(6):
+        run(scheduler, chosen, chosen)
+    assert scheduler.num_free_blocks == 0
+    # It would fit into what the latest gives up now; that is for the next step.
+    scheduler.add(request("next", (5, 6), max_tokens=2))
+    step = next_step(scheduler)
+    assert (step.free, step.new, len(step.forward)) == ((1,), (), 1)
+    assert (scheduler.num_running, scheduler.num_waiting) == (1, 2)
+    answer(scheduler, step, 7, 7)
+    assert next_step(scheduler).new == (NewSlot(1, 2, 2, 0.0, 1.0, 0, 1),)
+
+
+def test_blocks_that_a_prompt_still_needs_are_not_given_to_an_arrival() -> None:
+    scheduler = make_scheduler(num_blocks=4, max_num_batched_tokens=16)
+    scheduler.add(request("a", (1,) * 12, max_tokens=2))
+    scheduler.add(request("b", (2,), max_tokens=2))
+    step = next_step(scheduler)
+    assert scheduler.num_free_blocks == 1
+    assert [row.num_tokens for row in step.forward] == [12]
+
+
 def test_a_waiting_request_that_does_not_fit_is_not_overtaken() -> None:
     scheduler = make_scheduler(num_blocks=4, max_num_batched_tokens=16)
     scheduler.add(request("a", (1,) * 7, max_tokens=2))
