@@ -32,7 +32,9 @@ RUN pip install -r /opt/venv/requirements.txt
 COPY --from=wheel /dist /dist
 RUN pip install --no-deps /dist/*.whl
 
-# By number: a pod that must not run as root can only check numbers. There is nothing to write to.
+# By number: a pod that must not run as root can only check numbers. USER names it for getpass, which
+# kopf asks and which knows no other number that a cluster may choose either.
+ENV USER=operator HOME=/tmp
 USER 65532:65532
 WORKDIR /tmp
 ENTRYPOINT ["python", "-m", "tpinference_operator"]
