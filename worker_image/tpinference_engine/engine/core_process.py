@@ -11,6 +11,7 @@ import logging
 import os
 import pickle
 import queue
+import shutil
 import signal
 import sys
 import threading
@@ -70,7 +71,9 @@ def main() -> int:
     _stop_on_sigterm(inbox)
     parent = _take_stdin()
     launch: Launch = pickle.load(parent)
-    threading.Thread(target=_watch, args=(parent, inbox), name="parent-watch", daemon=True).start()
+    threading.Thread(
+        target=_watch, args=(parent, launch.directory, inbox), name="parent-watch", daemon=True
+    ).start()
     context = zmq.Context()
     sender = _start_thread("core-sender", _send_all, context, launch.directory, outbox)
     receiver = _start_thread("core-receiver", _receive_all, context, launch.directory, inbox)
@@ -97,10 +100,11 @@ def _take_stdin() -> BinaryIO:
     return parent
 
 
-def _watch(parent: BinaryIO, inbox: Inbox) -> None:
+def _watch(parent: BinaryIO, directory: Path, inbox: Inbox) -> None:
     """Nothing more is ever written to the pipe: a read returns when the parent is dead."""
     parent.read(1)
     inbox.put(StopCore())
+    shutil.rmtree(directory, ignore_errors=True)  # Its maker can't any more.
     time.sleep(ORPHAN_GRACE_S)
     logger.error("the parent is dead and the loop did not end in %g s", ORPHAN_GRACE_S)
     os._exit(1)
