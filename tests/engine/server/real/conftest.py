@@ -104,28 +104,37 @@ class ServeProcess:
 
         await self.wait_until(is_ready, _READY_TIMEOUT_S)
 
-    async def wait_until(self, holds: Callable[[], Awaitable[bool]], timeout_s: float) -> float:
+    async def wait_until(
+        self,
+        holds: Callable[[], Awaitable[bool]],
+        timeout_s: float,
+        seen: Callable[[], object] = lambda: None,
+    ) -> float:
         """How long it took."""
         began = time.monotonic()
         while not await holds():
             waited = time.monotonic() - began
-            assert waited < timeout_s, f"not after {waited:.1f} s: {self.children()}\n{self.log}"
+            assert waited < timeout_s, f"not after {waited:.1f} s: {seen()}\n{self.log}"
             await asyncio.sleep(_POLL_S)
         return time.monotonic() - began
 
     async def wait_gone(self, pids: dict[int, str], timeout_s: float) -> float:
-        async def all_gone() -> bool:
-            return not [pid for pid, command in pids.items() if command_line(pid) == command]
+        left: dict[int, str] = {}
 
-        return await self.wait_until(all_gone, timeout_s)
+        async def all_gone() -> bool:
+            nonlocal left
+            left = {pid: line for pid, line in pids.items() if command_line(pid) == line}
+            return not left
+
+        return await self.wait_until(all_gone, timeout_s, lambda: left)
 
     async def exit_code(self, timeout_s: float) -> int:
         async with asyncio.timeout(timeout_s):
             return await self.process.wait()
 
-    async def check_nothing_left(self, pids: dict[int, str]) -> None:
+    async def check_nothing_left(self, pids: dict[int, str], timeout_s: float = 10) -> None:
         """No process, no port, no shared memory."""
-        await self.wait_gone(pids, 10)
+        await self.wait_gone(pids, timeout_s)
         for port in self.ports:
             with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port)):
                 pass
@@ -153,7 +162,9 @@ async def serve_process(
     async def start(*flags: str) -> ServeProcess:
         ports = free_ports(2)
         arguments = ["serve", str(smollm2_dir), "--served-model-name", "smollm2"]
-        arguments += ["--device", "cpu", "--host", "127.0.0.1", "--max-model-len", "512"]
+        # float32, since "The" is ahead of "L" by 0.1 alone: less than bfloat16 can tell apart.
+        arguments += ["--device", "cpu", "--dtype", "float32", "--max-model-len", "512"]
+        arguments += ["--host", "127.0.0.1"]
         arguments += ["--port", str(ports[0]), "--admin-port", str(ports[1]), *flags]
         environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         environ["TPINFERENCE_FAILURE_FILE"] = str(tmp_path / "failure.json")
