@@ -6,10 +6,10 @@ the seed. It does not know the other requests.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tpinference_engine.request import FinishReason, Request
-from tpinference_engine.scheduler.limits import SchedulerLimits
 
 
 @dataclass(slots=True, eq=False)
@@ -17,6 +17,8 @@ class RequestState:
     request: Request
     arrival: int
     seed: int
+    max_end: int
+    """Tokens of prompt and output at most: by max_tokens, and by what the engine can hold."""
     tokens: list[int] = field(init=False)
     """Prompt and accepted output. Only ever appended to."""
     in_flight: int = 0
@@ -45,35 +47,26 @@ class RequestState:
         return len(self.request.prompt_token_ids)
 
     @property
-    def num_output(self) -> int:
-        return len(self.tokens) - self.prompt_length
-
-    @property
     def end(self) -> int:
         """Position after the last token, known or in flight."""
         return len(self.tokens) + self.in_flight
 
     @property
     def num_uncomputed(self) -> int:
-        return self.end - self.num_computed
+        return len(self.tokens) + self.in_flight - self.num_computed
 
-    def reaches_limit(self, limits: SchedulerLimits) -> bool:
+    @property
+    def reaches_limit(self) -> bool:
         """With the token in flight it has all it may get, so a further step would be wasted."""
-        return (
-            self.num_output + self.in_flight >= self.request.params.max_tokens
-            or self.end >= limits.max_request_tokens
-        )
+        return len(self.tokens) + self.in_flight >= self.max_end
 
-    def finish_reason_after(self, token: int, limits: SchedulerLimits) -> FinishReason | None:
+    def finish_reason_after(self, token: int, eos_token_ids: Sequence[int]) -> FinishReason | None:
         """Why the request ends with `token`, the last of `tokens`; None if it goes on."""
         params = self.request.params
-        is_eos = token in limits.eos_token_ids and not params.ignore_eos
+        is_eos = token in eos_token_ids and not params.ignore_eos
         if is_eos or token in params.stop_token_ids:
             return FinishReason.STOP
-        at_limit = self.num_output >= params.max_tokens
-        if at_limit or len(self.tokens) >= limits.max_request_tokens:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if len(self.tokens) >= self.max_end else None
 
     def place(self, slot: int, generation: int) -> None:
         self.slot, self.generation = slot, generation

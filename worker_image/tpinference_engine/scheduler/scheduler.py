@@ -88,7 +88,10 @@ class Scheduler:
         seed = request.params.seed
         if seed is None:
             seed = self._seeds.getrandbits(64) - 2**63
-        state = RequestState(request, self._num_arrived, seed)
+        max_end = len(request.prompt_token_ids) + request.params.max_tokens
+        state = RequestState(
+            request, self._num_arrived, seed, min(max_end, self._limits.max_request_tokens)
+        )
         self._num_arrived += 1
         self._states[state.request_id] = state
         insort(self._waiting, state, key=_by_order)
@@ -108,10 +111,11 @@ class Scheduler:
         """The next step, or None if there is nothing to run and no logits are pending."""
         self._check_answered()
         plan = StepPlan(self._limits.max_num_batched_tokens)
+        unfinished = [state for state in self._running if not state.reaches_limit]
         # 1. Decodes: one token each. They are latency that a user sees.
-        self._plan_running(plan, decodes=True)
+        self._plan_rows(plan, [state for state in unfinished if state.num_uncomputed == 1])
         # 2. Prompts and replays that have begun: the next chunk.
-        self._plan_running(plan, decodes=False)
+        self._plan_rows(plan, [state for state in unfinished if state.num_uncomputed > 1])
         # 3. Waiting requests. Not after a preemption: they would take what was just freed, and a
         #    preempted one may not come back before its token in flight is known.
         if not plan.has_preempted:
@@ -144,17 +148,14 @@ class Scheduler:
 
     # Choosing the rows of a step.
 
-    def _plan_running(self, plan: StepPlan, *, decodes: bool) -> None:
-        for state in list(self._running):
+    def _plan_rows(self, plan: StepPlan, states: Sequence[RequestState]) -> None:
+        for state in states:
             if plan.budget == 0:
                 return
+            num_tokens = min(state.num_uncomputed, plan.budget)
             was_preempted = state.slot is None
-            if was_preempted or state.reaches_limit(self._limits):
-                continue
-            if (state.num_uncomputed == 1) is decodes:
-                num_tokens = min(state.num_uncomputed, plan.budget)
-                if self._make_room(state, num_tokens, plan):
-                    plan.add(state, num_tokens)
+            if not was_preempted and self._make_room(state, num_tokens, plan):
+                plan.add(state, num_tokens)
 
     def _make_room(self, state: RequestState, num_tokens: int, plan: StepPlan) -> bool:
         """Gives `state` the blocks for its next tokens, taking them from the latest if need be.
@@ -180,14 +181,12 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan) -> None:
         """In order: a request that does not fit yet is not overtaken, or it might never fit."""
-        promised = sum(self._num_missing_blocks(state, state.end + 1) for state in self._running)
+        if not self._waiting:
+            return
+        promised = sum(self._num_promised_blocks(state) for state in self._running)
         while self._waiting and plan.budget and self._slots.num_free:
             state = self._waiting[0]
-            # One position more than is known: else its first decode would preempt it again.
-            missing = min(
-                self._limits.blocks_for(state.end + 1),
-                self._limits.blocks_for(self._limits.max_request_tokens),
-            )
+            missing = self._num_promised_blocks(state)
             if promised + missing > self._pool.num_free:
                 return
             num_tokens = min(state.num_uncomputed, plan.budget)
@@ -201,8 +200,12 @@ class Scheduler:
             plan.add(state, num_tokens)
 
     def _num_missing_blocks(self, state: RequestState, num_tokens: int) -> int:
-        wanted = self._limits.blocks_for(min(num_tokens, self._limits.max_request_tokens))
+        wanted = self._limits.blocks_for(num_tokens)
         return max(0, wanted - self._pool.num_owned(state.request_id))
+
+    def _num_promised_blocks(self, state: RequestState) -> int:
+        """For all its tokens and one more, else its first decode might preempt it again."""
+        return self._num_missing_blocks(state, min(state.end + 1, state.max_end))
 
     # Writing down what a step does.
 
@@ -254,7 +257,7 @@ class Scheduler:
     def _accept(self, state: RequestState, token: int) -> RequestOutput:
         state.tokens.append(token)
         state.in_flight = 0
-        reason = state.finish_reason_after(token, self._limits)
+        reason = state.finish_reason_after(token, self._limits.eos_token_ids)
         if reason is not None:
             return self._end(state, reason, token_ids=(token,))
         return RequestOutput(request_id=state.request_id, token_ids=(token,))
