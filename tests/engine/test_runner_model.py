@@ -168,3 +168,18 @@ def _prefill(
     new = parts.pop("new", NewSlot(slot, generation, len(tokens), 0.0, 1.0, 0, 0))
     row = ForwardRow(slot, generation, 0, len(tokens), tuple(tokens), True)
     return _step(new=(new,), appends=(BlockAppend(slot, blocks),), forward=(row,), **parts)
+
+
+def test_rank_whose_peer_is_gone_fails_its_next_step(
+    config: EngineConfig, make_driver: Any, make_config: MakeConfig
+) -> None:
+    driver = make_driver(make_config(model=config.model, tensor_parallel_size=2))
+    (prompt,) = prompts(5)
+    expected = driver.generate([prompt], 3)
+    assert driver.generate([prompt], 3) == expected
+    survivor, gone = driver.workers
+    gone.close()
+    driver.workers = [survivor]
+    driver.call(_prefill(0, 99, prompt, (0, 1)))
+    with pytest.raises(GroupFailed, match="Connection closed by peer"):
+        driver.call(_step(sample=(SampleRow(0, 99, 5),)))

@@ -77,7 +77,10 @@ class TensorParallel:
         return torch.cat(parts, dim=-1)
 
     def close(self) -> None:
-        """Drops the group without asking the peers: they may be gone."""
+        """Leaves without asking the peers, who may be gone; they see a closed connection.
+
+        A collective that waits for a dead peer ends NCCL's; gloo's ends with that peer's process.
+        """
         group, self._group = self._group, None
         if group is not None:
             group.abort()

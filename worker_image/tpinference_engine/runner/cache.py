@@ -66,8 +66,10 @@ class PagedCache:
     def write(
         self, layer: int, places_T: torch.Tensor, k_TGK: torch.Tensor, v_TGK: torch.Tensor
     ) -> None:
-        self._keys_NBGK[layer].flatten(0, 1)[places_T] = k_TGK
-        self._values_NBGK[layer].flatten(0, 1)[places_T] = v_TGK
+        # A NaN or infinity must not outlive its request: what is left in a reused block is masked
+        # by adding -inf and multiplied by zero, and they survive both.
+        self._keys_NBGK[layer].flatten(0, 1)[places_T] = k_TGK.nan_to_num(0, 0, 0)
+        self._values_NBGK[layer].flatten(0, 1)[places_T] = v_TGK.nan_to_num(0, 0, 0)
 
     def read(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of whole blocks, [..., G, L, K] for blocks [..., C]."""

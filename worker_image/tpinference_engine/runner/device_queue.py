@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from tpinference_engine.errors import GroupFailed, TPInferenceError
+from tpinference_engine.errors import GroupFailed, InsufficientResources, TPInferenceError
 
 T = TypeVar("T")
 Work = Callable[[], None]
@@ -66,6 +66,8 @@ class _Failure:
 def _translate(error: Exception) -> TPInferenceError:
     if isinstance(error, TPInferenceError):
         return error
+    if isinstance(error, torch.OutOfMemoryError):
+        return InsufficientResources(f"device memory is used up: {error}")
     return GroupFailed(f"device queue failed: {type(error).__name__}: {error}")
 
 
