@@ -340,6 +340,32 @@ async def test_closed_gate_refuses_and_closes_the_connection(serve_script: Serve
     assert raised.value.response.headers["retry-after"] == "5"
 
 
+async def broken(request: Request) -> AsyncGenerator[RequestOutput, None]:
+    if request.params.max_tokens > 1:
+        yield RequestOutput(request_id=request.request_id, token_ids=(ord("a"),))
+    raise RuntimeError("a secret of ours")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_fault_of_ours_is_500_without_its_details(serve_script: Serve, stream: bool) -> None:
+    async with serve_script(broken) as served:
+        with pytest.raises(openai.InternalServerError, match="see the engine's log") as raised:
+            await served.client.completions.create(
+                model="tiny", prompt="p", stream=stream, max_tokens=1
+            )
+        await served.wait_idle()
+    assert (raised.value.status_code, raised.value.code) == (500, "internal")
+
+
+async def test_fault_of_ours_in_a_stream_breaks_it(serve_script: Serve) -> None:
+    async with serve_script(broken) as served:
+        stream = await served.client.completions.create(model="tiny", prompt="p", stream=True)
+        with pytest.raises(openai.APIConnectionError):
+            async for chunk in stream:
+                assert chunk.choices[0].finish_reason is None
+        await served.wait_idle()
+
+
 BAD_REQUESTS: list[tuple[dict[str, object], type[openai.APIStatusError], str | None]] = [
     ({"model": "gpt"}, openai.NotFoundError, "model"),
     ({"messages": []}, openai.BadRequestError, "messages"),

@@ -33,18 +33,19 @@ class Gate:
         """Nobody enters from now on; who is inside stays. The first reason is the one told."""
         self._closed = self._closed or reason
 
-    def check_open(self) -> None:
+    def check_room(self, num_requests: int = 1) -> None:
+        """Raises what `admit` would raise; asked before a body is read, for nothing."""
         if self._closed is not None:
             raise EngineStopped(self._closed)
-
-    @contextmanager
-    def admit(self, num_requests: int) -> Iterator[None]:
-        self.check_open()
         if self._inside + num_requests > self._max_requests:
             raise EngineBusy(
                 f"{self._inside} requests are running or waiting, {num_requests} more would exceed "
                 f"the limit of {self._max_requests}"
             )
+
+    @contextmanager
+    def admit(self, num_requests: int) -> Iterator[None]:
+        self.check_room(num_requests)
         self._inside += num_requests
         self._empty.clear()
         try:

@@ -98,6 +98,22 @@ async def run_choices(
 
     The first choice that fails fails all; closing the generator aborts all.
     """
+    # One choice is the common case, and needs no task and no queue between its tokens.
+    interleaved = _interleave(engine, choices) if len(choices) > 1 else _single(engine, *choices)
+    async with aclosing(interleaved) as items:
+        async for item in items:
+            yield item
+
+
+async def _single(engine: Generator, choice: Choice) -> AsyncGenerator[Indexed, None]:
+    async with aclosing(run_choice(engine, choice)) as pieces:
+        async for piece in pieces:
+            yield choice.index, piece
+
+
+async def _interleave(
+    engine: Generator, choices: Sequence[Choice]
+) -> AsyncGenerator[Indexed, None]:
     arrived: asyncio.Queue[Indexed | None] = asyncio.Queue()
 
     async def pump(choice: Choice) -> None:

@@ -60,7 +60,7 @@ class GenerationRoute(Generic[AnyBody]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived = time.monotonic()
         try:
-            self._serving.gate.check_open()
+            self._serving.gate.check_room()
             body = await read_json_body(Request(scope, receive))
             await while_connected(receive, send, partial(self._answer, body, arrived, scope))
         except ClientDisconnect:
