@@ -6,6 +6,7 @@ Test modules can't import each other, so what they share is handed out here.
 from __future__ import annotations
 
 import functools
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -230,92 +231,13 @@ def smollm2_dir() -> Path:
     return Path(done.stdout.strip().splitlines()[-1])
 
 
-TINY_BASE: dict[str, Any] = {
-    "vocab_size": 199,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": None,
-    "eos_token_id": [7, 11],
-    "pad_token_id": None,
-}
-# Shapes that nothing divides evenly, one peculiarity of a family each.
-TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama-9-heads-3-kv": (
-        "Llama",
-        {
-            "hidden_size": 72,
-            "intermediate_size": 96,
-            "num_attention_heads": 9,
-            "num_key_value_heads": 3,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "llama-rope-llama3-biases": (
-        "Llama",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 101,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 500.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 32,
-            },
-        },
-    ),
-    "llama-rope-linear": (
-        "Llama",
-        {
-            "hidden_size": 48,
-            "intermediate_size": 64,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 1,
-            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
-        },
-    ),
-    "mistral-wide-heads": (
-        "Mistral",
-        {
-            "hidden_size": 48,
-            "intermediate_size": 80,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "head_dim": 16,
-            "sliding_window": None,
-        },
-    ),
-    "qwen2-biases": (
-        "Qwen2",
-        {
-            "hidden_size": 48,
-            "intermediate_size": 72,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 2,
-        },
-    ),
-    "qwen3-qk-norm": (
-        "Qwen3",
-        {
-            "hidden_size": 48,
-            "intermediate_size": 72,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "head_dim": 16,
-            "tie_word_embeddings": True,
-        },
-    ),
-}
+# Shapes that nothing divides evenly, with one peculiarity of a family each.
+TINY_MODELS = json.loads(Path(__file__).with_name("tiny_models.json").read_text())
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Directories with random weights, written by transformers; names are TINY_MODELS' keys."""
+    """Directories with random weights, written by transformers; names as in tiny_models.json."""
     parent = tmp_path_factory.mktemp("models")
 
     def make(name: str) -> Path:
@@ -331,9 +253,10 @@ def _write_tiny(name: str, directory: Path) -> None:
     import torch
     import transformers
 
-    family, changes = TINY_MODELS[name]
-    config = getattr(transformers, f"{family}Config")(**{**TINY_BASE, **changes})
-    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    wanted = TINY_MODELS["models"][name]
+    values = {**TINY_MODELS["base"], **wanted["config"]}
+    config = getattr(transformers, f"{wanted['family']}Config")(**values)
+    model = getattr(transformers, f"{wanted['family']}ForCausalLM")(config)
     generator = torch.Generator().manual_seed(len(name))
     with torch.no_grad():
         for key, weight in model.named_parameters():
