@@ -6,17 +6,20 @@ import asyncio
 import os
 import signal
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
+import zmq
 
 from tpinference_engine.config import EngineConfig
 from tpinference_engine.engine.async_engine import AsyncEngine
 from tpinference_engine.engine.parts import build_echo_parts
+from tpinference_engine.engine.process import ProcessLink
 from tpinference_engine.engine.request_stream import RequestStream
 from tpinference_engine.errors import (
     EngineBusy,
@@ -280,6 +283,21 @@ async def test_a_core_that_is_killed_ends_open_requests_with_an_error(
         engine.generate(request("c"))
     with pytest.raises(EngineStopped, match="has failed"):
         await engine.canary(1)
+
+
+async def test_a_request_to_a_core_that_has_just_died_ends_with_its_exit(
+    start_engine: MakeEngine,
+) -> None:
+    engine = await start_engine(False)
+    os.kill(core_pid(), signal.SIGKILL)
+    socket = cast(ProcessLink, engine._link)._to_core
+    # The event loop does not run meanwhile, so the engine has heard of nothing.
+    deadline = time.monotonic() + DEADLINE_S
+    while int(socket.get(zmq.EVENTS)) & zmq.POLLOUT:
+        assert time.monotonic() < deadline, "the socket still has a peer"
+    _, last = await collect(engine.generate(request("a")))
+    assert last.finish_reason is FinishReason.ERROR
+    assert "killed by SIGKILL" in str(last.error)
 
 
 async def test_a_terminals_interrupt_is_not_for_the_core(start_engine: MakeEngine) -> None:

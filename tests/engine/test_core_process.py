@@ -16,9 +16,10 @@ import pytest
 
 from tpinference_engine.config import EngineConfig
 from tpinference_engine.engine.async_engine import AsyncEngine
+from tpinference_engine.engine.core_process import ORPHAN_GRACE_S
 from tpinference_engine.errors import EngineStopped, StartupTimedOut
 
-ORPHAN_DEADLINE_S = 5.0
+ORPHAN_DEADLINE_S = ORPHAN_GRACE_S + 5.0
 
 PARENT = '''
 import asyncio, sys, time

@@ -73,22 +73,29 @@ class ProcessLink:
         self._waiter.start()
 
     def send(self, message: ToCore) -> None:
-        """The queue holds what open requests can send, and those are bounded."""
-        if not self._ended.is_set():
-            self._to_core.send(encoder.encode(message), zmq.NOBLOCK)
+        """What can't be sent was for a core that has just died; its exit will be told."""
+        self._try_send(message)
 
     async def close(self, timeout_s: float) -> None:
         if self._process is None:
             return
-        try:
-            self.send(StopCore())
-        except zmq.Again:
+        if not self._try_send(StopCore()):
             self._process.terminate()  # It has not connected yet, so it has nothing to end.
         try:
             await asyncio.wait_for(self._ended.wait(), timeout_s)
         except TimeoutError:
             self._process.kill()
             await self._ended.wait()
+
+    def _try_send(self, message: ToCore) -> bool:
+        """The queue holds what open requests can send, and those are bounded."""
+        if self._ended.is_set():
+            return False
+        try:
+            self._to_core.send(encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
     def _bind(self, kind: int, name: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
