@@ -16,7 +16,7 @@ from embedded.control_plane import ControlPlane
 from embedded.wait import wait_for
 from harness.cluster_client import ClusterClient
 from harness.fake_engine import POD_CIDR, FakeEngines
-from harness.fault_proxy import FaultProxy
+from harness.fault_proxy import Fault, FaultProxy
 from harness.operator_process import OperatorProcess, write_kubeconfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +53,7 @@ def session_proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def proxy(session_proxy: FaultProxy) -> Iterator[FaultProxy]:
+    session_proxy.forget()
     yield session_proxy
     session_proxy.heal()
 
@@ -150,3 +151,8 @@ def make_tpi() -> Callable[..., dict[str, Any]]:
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
     return wait_for
+
+
+@pytest.fixture
+def make_fault() -> Callable[..., Fault]:
+    return Fault

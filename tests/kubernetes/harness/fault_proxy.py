@@ -102,6 +102,10 @@ class FaultProxy:
         self._faults.clear()
         self._on_write = None
 
+    def forget(self) -> None:
+        """What came so far."""
+        self._seen.clear()
+
     def kill_after_write(self, number: int, kill: Callable[[], None]) -> None:
         """`kill` is called when the n-th write (the Lease and Events not counted) was carried out,
         before its answer goes back."""
@@ -137,7 +141,9 @@ class FaultProxy:
 
         app = web.Application(client_max_size=1 << 26)
         app.router.add_route("*", "/{path:.*}", handle)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True
+        )
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         self._runners.append(runner)
@@ -148,6 +154,10 @@ class FaultProxy:
         for runner in self._runners:
             await runner.cleanup()
         await self._session.close()
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     async def _cut(self) -> None:
         for stream in list(self._streams):
