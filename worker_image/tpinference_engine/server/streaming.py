@@ -6,10 +6,10 @@ Plain ASGI on purpose: a middleware between connection and handler hides the cli
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
+import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Send
 
@@ -27,8 +27,7 @@ _HEADERS = (
 
 def event(body: dict[str, Any]) -> bytes:
     """JSON escapes line ends, so an event is always one line."""
-    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return f"data: {text}\n\n".encode()
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
 async def send_events(events: AsyncIterator[bytes], send: Send) -> None:
