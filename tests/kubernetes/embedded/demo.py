@@ -12,6 +12,7 @@ import yaml
 from embedded import model_volume
 from embedded.cluster import attach, take_down
 from embedded.errors import ClusterError
+from embedded.images import Image
 from embedded.installation import Installation, ensure_installation
 from embedded.places import REPOSITORY
 from embedded.progress import format_seconds, say, step
@@ -53,11 +54,24 @@ def apply_example(installed: Installation, model: Path, path: Path = EXAMPLE) ->
     """Applies an example as a user would, next to a claim that holds the model."""
     example = read_example(path)
     kubectl = installed.cluster.kubectl
+    serving = Serving(kubectl, example.name, example.namespace)
+    if outdated(serving, installed.images.engine):
+        with step(f"remove {example.name}, which runs an older image of the engine"):
+            kubectl("delete", "tpinference", example.name, "-n", example.namespace)
     with step(f"apply {path.name}"):
         folder = claim_folder(model, example.subpath)
         model_volume.offer(kubectl, folder, claim=example.claim, namespace=example.namespace)
         kubectl("apply", "-n", example.namespace, "-f", path)
-    return Serving(kubectl, example.name, example.namespace)
+    return serving
+
+
+def outdated(serving: Serving, image: Image) -> bool:
+    """A pod keeps its image when the tag moves on, and so would the demo show old sources."""
+    for pod in serving.pods("head") + serving.pods("worker"):
+        for container in pod["status"].get("containerStatuses", []):
+            if container["imageID"] not in ("", f"sha256:{image.image_id}"):
+                return True
+    return False
 
 
 def remove_demo(root: Path | None = None) -> None:

@@ -35,6 +35,9 @@ KERNEL_SETTINGS = (
     "kernel/keys/root_maxbytes",
 )
 STATE_FILE = "machine.json"
+# By default all pods together weigh as much as one busy process of the machine, and a probe that
+# is late ends a pod. In version 1 of cgroups, and in version 2.
+CPU_WEIGHT = {"cpu.shares": "16384", "cpu.weight": "1600"}
 
 
 def prepare(root: Path, mount_points: tuple[Path, ...]) -> None:
@@ -80,6 +83,9 @@ def make_cgroups(name: str) -> None:
             file = folder / setting
             if hierarchy.name.startswith("cpuset") and not file.read_text().strip():
                 file.write_text((hierarchy / setting).read_text())
+        for setting, value in CPU_WEIGHT.items():
+            if (folder / setting).exists():
+                (folder / setting).write_text(value)
 
 
 def remove_cgroups(name: str) -> None:
