@@ -270,7 +270,8 @@ def _failure_message(engine: SeenEngine) -> str:
 def _replica_failure(group: Group) -> str:
     for condition in group.cluster.conditions if group.cluster else ():
         if condition.type == "ReplicaFailure" and condition.status == "True":
-            return condition.message
+            # KubeRay puts its own word for it on a line of its own.
+            return ": ".join(condition.message.split("\n"))
     return ""
 
 

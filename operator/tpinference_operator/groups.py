@@ -11,7 +11,6 @@ from tpinference_operator.api.status import GroupStatus
 from tpinference_operator.observe import parse_time
 from tpinference_operator.observed import (
     Observed,
-    Ownership,
     SeenEngine,
     SeenPod,
     SeenRayCluster,
@@ -83,7 +82,7 @@ class Group:
 def pair_groups(observed: Observed) -> tuple[Group, ...]:
     """By ordinal. A RayCluster that is newer than its record, or has none, means that the status
     was lost: then its labels are the record."""
-    mine = [c for c in observed.ray_clusters if c.meta.ownership is not Ownership.FOREIGN]
+    mine = [c for c in observed.ray_clusters if c.meta.mine]
     records = {r.ordinal: r for r in sorted(observed.tpi.status.groups, key=lambda r: r.epoch)}
     for cluster in mine:
         record = records.get(cluster.ordinal)
@@ -98,11 +97,7 @@ def highest_epoch(observed: Observed) -> int:
     return max(
         status.epoch,
         *(record.epoch for record in status.groups),
-        *(
-            cluster.epoch
-            for cluster in observed.ray_clusters
-            if cluster.meta.ownership is not Ownership.FOREIGN
-        ),
+        *(cluster.epoch for cluster in observed.ray_clusters if cluster.meta.mine),
         0,
     )
 

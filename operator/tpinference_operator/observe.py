@@ -166,27 +166,28 @@ def _failure(raw: Raw | None) -> EngineFailure | None:
 def _meta(raw: Raw, tpi: TPInference) -> Meta:
     meta = raw["metadata"]
     labels = meta.get("labels") or {}
-    controller = next(
-        (ref["uid"] for ref in meta.get("ownerReferences") or () if ref.get("controller")), None
-    )
+    references = meta.get("ownerReferences") or ()
+    controller = next((ref for ref in references if ref.get("controller")), None)
     return Meta(
         name=meta["name"],
         uid=meta["uid"],
         ownership=_ownership(controller, tpi, labels),
-        controller_uid=controller,
+        controller_uid=controller["uid"] if controller else None,
         labels=labels,
         created=parse_time(meta.get("creationTimestamp")),
         deleting="deletionTimestamp" in meta,
     )
 
 
-def _ownership(controller: str | None, tpi: TPInference, labels: Mapping[str, str]) -> Ownership:
-    if controller == tpi.uid:
+def _ownership(controller: Raw | None, tpi: TPInference, labels: Mapping[str, str]) -> Ownership:
+    if controller is None:
+        ours = names.child_labels(tpi.name).items()
+        is_ours = all(labels.get(key) == value for key, value in ours)
+        return Ownership.ORPHAN if is_ours else Ownership.FOREIGN
+    if controller["uid"] == tpi.uid:
         return Ownership.OURS
-    ours = names.child_labels(tpi.name).items()
-    if controller is None and all(labels.get(key) == value for key, value in ours):
-        return Ownership.ORPHAN
-    return Ownership.FOREIGN
+    namesake = (controller.get("kind"), controller.get("name")) == (names.KIND, tpi.name)
+    return Ownership.PREDECESSOR if namesake else Ownership.FOREIGN
 
 
 def _ray_cluster(raw: Raw, tpi: TPInference) -> SeenRayCluster:

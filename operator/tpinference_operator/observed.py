@@ -28,6 +28,8 @@ class Ownership(Enum):
     OURS = "ours"
     ORPHAN = "orphan"
     """Nobody's, and it has our labels: adopted."""
+    PREDECESSOR = "predecessor"
+    """Of a TPInference of this name that was deleted: the garbage collector is on its way."""
     FOREIGN = "foreign"
     """Somebody else's under a name of ours: never touched."""
 
@@ -43,6 +45,10 @@ class Meta:
     labels: Mapping[str, str]
     created: datetime
     deleting: bool
+
+    @property
+    def mine(self) -> bool:
+        return self.ownership in (Ownership.OURS, Ownership.ORPHAN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

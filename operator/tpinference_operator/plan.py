@@ -28,7 +28,7 @@ from tpinference_operator.api.reasons import Reason
 from tpinference_operator.api.status import GroupStatus
 from tpinference_operator.errors import CorruptRevision
 from tpinference_operator.groups import Group, highest_epoch, pair_groups
-from tpinference_operator.observed import KubeRay, Observed, Ownership
+from tpinference_operator.observed import KubeRay, Meta, Observed, Ownership
 from tpinference_operator.render.controllerrevision import render_controllerrevision
 from tpinference_operator.render.raycluster import Defaults, Owner, render_raycluster
 from tpinference_operator.render.service import (
@@ -45,6 +45,8 @@ REVISION_HISTORY = 3
 """Unused revisions that are kept, newest first."""
 
 DYING_NAMESAKE_WAIT_S = 2.0
+CONFLICT_LOOK_S = 30.0
+"""What is in the way may lack our labels, so nothing tells when it goes."""
 
 _ORDER: tuple[type, ...] = (
     AdoptChild,
@@ -66,12 +68,16 @@ def plan(observed: Observed, defaults: Defaults) -> Plan:
     finding = _kuberay_finding(observed)
     if finding:
         return _nothing(observed, finding)
+    if _predecessors_left(observed):
+        return _nothing(observed, wake_after_s=DYING_NAMESAKE_WAIT_S)
     stored = stored_revisions(observed)
-    target = choose_revision(observed, stored, defaults)
-    conflicts = _conflicts(observed, target)
-    if conflicts:
-        return _nothing(observed, *conflicts)
-    return _act(observed, stored, target)
+    decided = _act(observed, stored, choose_revision(observed, stored, defaults))
+    taken = _taken_names(observed, decided)
+    if taken and all(meta.deleting for _, meta in taken):
+        return _nothing(observed, wake_after_s=DYING_NAMESAKE_WAIT_S)
+    if taken:
+        return _nothing(observed, *map(_conflict, taken), wake_after_s=CONFLICT_LOOK_S)
+    return decided
 
 
 def stored_revisions(observed: Observed) -> dict[str, Revision]:
@@ -79,7 +85,7 @@ def stored_revisions(observed: Observed) -> dict[str, Revision]:
     its groups go on running."""
     stored: dict[str, Revision] = {}
     for seen in observed.revisions:
-        if seen.meta.ownership is Ownership.FOREIGN or seen.meta.deleting:
+        if not seen.meta.mine or seen.meta.deleting:
             continue
         try:
             revision = parse_revision(seen)
@@ -144,7 +150,7 @@ def _act(observed: Observed, stored: dict[str, Revision], target: Revision) -> P
     )
 
 
-def _nothing(observed: Observed, *findings: Finding) -> Plan:
+def _nothing(observed: Observed, *findings: Finding, wake_after_s: float | None = None) -> Plan:
     status = observed.tpi.status
     return Plan(
         actions=(),
@@ -153,6 +159,7 @@ def _nothing(observed: Observed, *findings: Finding) -> Plan:
         update_revision=status.update_revision,
         current_revision=status.current_revision,
         findings=findings,
+        wake_after_s=wake_after_s,
     )
 
 
@@ -174,23 +181,39 @@ def _kuberay_finding(observed: Observed) -> Finding | None:
             return None
 
 
-def _conflicts(observed: Observed, target: Revision) -> list[Finding]:
-    """Names that somebody else's living objects have. A dying one is waited for instead."""
-    revision_name = names.revision_name(observed.tpi.name, target.hash8)
-    taken = [
-        *((ChildKind.SERVICE, s.meta) for s in (observed.service,) if s),
+def _predecessors_left(observed: Observed) -> bool:
+    metas = [cluster.meta for cluster in observed.ray_clusters]
+    metas += [revision.meta for revision in observed.revisions]
+    metas += [observed.service.meta] if observed.service else []
+    return any(meta.ownership is Ownership.PREDECESSOR for meta in metas)
+
+
+def _taken_names(observed: Observed, decided: Plan) -> list[tuple[ChildKind, Meta]]:
+    """Somebody else's objects whose names the plan needs. A dying Service is its own case: all
+    the rest goes on without it."""
+    wanted = {(a.kind, a.name) for a in decided.actions if isinstance(a, CreateChild)}
+    service = observed.service
+    if service is not None and not service.meta.deleting:
+        wanted.add((ChildKind.SERVICE, service.meta.name))
+    present = [
+        *((ChildKind.SERVICE, s.meta) for s in (service,) if s),
         *((ChildKind.RAY_CLUSTER, c.meta) for c in observed.ray_clusters),
-        *((ChildKind.REVISION, r.meta) for r in observed.revisions if r.meta.name == revision_name),
+        *((ChildKind.REVISION, r.meta) for r in observed.revisions),
     ]
     return [
-        Finding(
-            reason=Reason.NAME_CONFLICT,
-            message=f"{kind.value} {meta.name!r} exists and is not controlled by this "
-            "TPInference: delete it, or use another name",
-        )
-        for kind, meta in taken
-        if meta.ownership is Ownership.FOREIGN and not meta.deleting
+        (kind, meta)
+        for kind, meta in present
+        if meta.ownership is Ownership.FOREIGN and (kind, meta.name) in wanted
     ]
+
+
+def _conflict(taken: tuple[ChildKind, Meta]) -> Finding:
+    kind, meta = taken
+    return Finding(
+        reason=Reason.NAME_CONFLICT,
+        message=f"{kind.value} {meta.name!r} exists and is not controlled by this TPInference: "
+        "delete it, or use another name",
+    )
 
 
 def _surplus(groups: Sequence[Group], replicas: int) -> frozenset[int]:

@@ -61,6 +61,13 @@ def test_ownership_is_by_controller_uid(
     assert seen is not None and seen.meta.ownership is ownership
 
 
+def test_children_of_a_deleted_namesake_are_its_predecessors(make_tpi: MakeTpi) -> None:
+    body = child(controller="old-uid")
+    body["metadata"]["ownerReferences"][0].update(kind=names.KIND, name="llm")
+    seen = look(make_tpi(), services=(body,)).service
+    assert seen is not None and seen.meta.ownership is Ownership.PREDECESSOR
+
+
 def test_unreadable_spec_names_every_field(make_tpi: MakeTpi) -> None:
     raw = make_tpi(replicas=-1, engine={"device": "TPU"})
     with pytest.raises(InvalidSpec) as caught:

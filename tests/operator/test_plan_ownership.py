@@ -74,6 +74,41 @@ def test_a_foreign_object_under_our_name_stops_everything(make_world: MakeWorld,
     assert f"{kind} {wanted[kind]!r}" in finding.message
 
 
+def test_a_conflict_is_looked_at_again(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.add("Service", {"metadata": {"name": "llm"}, "spec": {}})
+    assert world.plan().wake_after_s == 30
+    world.remove("Service", "llm")
+    assert "create Service" in world.plan_once()
+
+
+def test_somebody_elses_raycluster_with_our_labels_is_not_in_the_way(
+    make_running: MakeWorld,
+) -> None:
+    world = make_running()
+    copy = {**world.all("RayCluster")[0]["metadata"], "name": "copy", "uid": "copy"}
+    copy["ownerReferences"] = [{"uid": "other", "kind": "RayService", "controller": True}]
+    world.add("RayCluster", {"metadata": copy, "spec": {}})
+    assert world.plan_once() == []
+    assert world.status().replicas == 1
+
+
+@pytest.mark.parametrize("kind", ["Service", "RayCluster", "ControllerRevision"])
+def test_children_of_a_deleted_namesake_are_waited_for(make_running: MakeWorld, kind: str) -> None:
+    """`kubectl delete` and `apply` at once."""
+    world = make_running()
+    left = world.all(kind)[0]
+    for every in world.objects.values():
+        every.clear()
+    world.add(kind, left)
+    world.tpi["metadata"]["uid"] = "new-uid"
+    del world.tpi["status"]
+    assert world.plan_once() == []
+    assert world.plan().wake_after_s == 2
+    world.objects[kind].clear()
+    assert world.plan_once()[-1] == "create 0/1"
+
+
 def test_a_dying_namesake_of_the_service_is_waited_for(make_world: MakeWorld) -> None:
     world = make_world()
     dying = {"name": "llm", "deletionTimestamp": "2026-01-01T00:00:00Z"}
