@@ -439,7 +439,7 @@ def test_an_answer_that_does_not_match_fails_the_group(
     scheduler.add(request("a", (1,)))
     run(scheduler)
     step = next_step(scheduler)
-    with pytest.raises(GroupDiverged, match="expected|gave no token"):
+    with pytest.raises(GroupDiverged, match="expected"):
         scheduler.update(make(step))
 
 

@@ -132,16 +132,16 @@ class Scheduler:
         """Takes in the answer to the step that `schedule` or `flush` gave last."""
         sampling = self._check_answer(output)
         self._sampling = None
-        tokens = {(t.slot, t.generation, t.position): t.token for t in output.tokens}
         outputs: list[RequestOutput] = []
-        for pending in sampling:
-            key = (pending.slot, pending.generation, pending.position)
-            if key not in tokens:
+        for (state, row), token in zip(sampling, output.tokens, strict=True):
+            given = (token.slot, token.generation, token.position)
+            if given != (row.slot, row.generation, row.position):
                 raise GroupDiverged(
-                    f"step {output.step_id} gave no token for (slot, generation, position) {key}"
+                    f"step {output.step_id} has a token for (slot, generation, position) {given}, "
+                    f"expected {row!r}"
                 )
-            if pending.state.finish_reason is None:
-                outputs.append(self._accept(pending.state, tokens[key]))
+            if state.finish_reason is None:
+                outputs.append(self._accept(state, token.token))
         for pending in self._pending:
             pending.state.in_flight = 1
         return outputs
@@ -218,7 +218,7 @@ class Scheduler:
             step_id=self._step_id,
             epoch=self._epoch,
             bucket=self._limits.bucket_for(sum(row.num_tokens for row in rows)),
-            sample=tuple(pending.sample_row for pending in self._sampling),
+            sample=tuple(pending.row for pending in self._sampling),
             free=self._slots.take_untold(),
             new=tuple(new_slot(state) for state in plan.new),
             appends=self._take_appends(rows),

@@ -7,39 +7,26 @@ committed, so a row can still be taken back when its request is preempted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tpinference_engine.scheduler.request_state import RequestState
 from tpinference_engine.step import ForwardRow, NewSlot, SampleRow
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
+class PlannedRow(NamedTuple):
     state: RequestState
     num_tokens: int
-
-    @property
-    def end(self) -> int:
-        return self.state.num_computed + self.num_tokens
-
-    @property
-    def wants_logits(self) -> bool:
-        """A chunk that does not reach the last token has nothing to choose."""
-        return self.end == self.state.end
+    end: int
+    """Position after its last token."""
+    wants_logits: bool
+    """A chunk that does not reach the last token has nothing to choose."""
 
 
-@dataclass(frozen=True, slots=True)
-class PendingToken:
+class PendingToken(NamedTuple):
     """A row of logits on the device, and the request that its token is for."""
 
     state: RequestState
-    slot: int
-    generation: int
-    position: int
-
-    @property
-    def sample_row(self) -> SampleRow:
-        return SampleRow(self.slot, self.generation, self.position)
+    row: SampleRow
 
 
 class StepPlan:
@@ -56,7 +43,8 @@ class StepPlan:
 
     def add(self, state: RequestState, num_tokens: int) -> None:
         assert 0 < num_tokens <= self.budget, f"{num_tokens} tokens, {self.budget} fit"
-        self._rows[state.request_id] = PlannedRow(state, num_tokens)
+        end = state.num_computed + num_tokens
+        self._rows[state.request_id] = PlannedRow(state, num_tokens, end, end == state.end)
         self.budget -= num_tokens
 
     def take_back(self, state: RequestState) -> None:
@@ -93,7 +81,8 @@ def forward_row(row: PlannedRow) -> ForwardRow:
 
 
 def pending_token(row: PlannedRow) -> PendingToken:
-    return PendingToken(row.state, slot_of(row.state), row.state.generation, row.end)
+    state = row.state
+    return PendingToken(state, SampleRow(slot_of(state), state.generation, row.end))
 
 
 def slot_of(state: RequestState) -> int:
