@@ -111,8 +111,9 @@ def hold_lifeline(
 
 
 def _wait_for_the_end(connection: socket.socket, on_lost: Callable[[], None]) -> None:
-    while not _has_ended(connection):
-        pass
+    with connection:
+        while not _has_ended(connection):
+            pass
     on_lost()
 
 

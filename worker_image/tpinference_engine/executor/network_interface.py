@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import fcntl
 import ipaddress
+import logging
+import os
 import socket
 import struct
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 _SIOCGIFADDR = 0x8915
 _IPV6_TABLE = Path("/proc/net/if_inet6")
@@ -22,6 +26,16 @@ def interface_of(address: str) -> str | None:
     if wanted.version == 6:
         return _ipv6_interface(wanted)
     return next((name for _, name in socket.if_nameindex() if _ipv4_address(name) == wanted), None)
+
+
+def choose_interface(address: str) -> None:
+    """Collectives use the interface of the address that Ray chose, unless the user chose one."""
+    name = interface_of(address)
+    if name is None:
+        logger.warning("no network interface has %s, collectives choose one themselves", address)
+        return
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(variable, name)
 
 
 def _ipv4_address(name: str) -> ipaddress.IPv4Address | None:

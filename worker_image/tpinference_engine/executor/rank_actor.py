@@ -8,14 +8,13 @@ compiled graph on a thread of Ray's; never both at once, as the driver fences.
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import sys
 from typing import Any
 
 from tpinference_engine.config import EngineConfig
 from tpinference_engine.executor.lifeline import LifelineAddress, hold_lifeline
-from tpinference_engine.executor.network_interface import interface_of
+from tpinference_engine.executor.network_interface import choose_interface
 from tpinference_engine.executor.placement import PlacedActor
 from tpinference_engine.executor.semaphores import (
     graph_semaphores,
@@ -27,8 +26,6 @@ from tpinference_engine.worker import Worker
 
 SWITCH_INTERVAL_S = 0.0005
 """The graph's thread gets the interpreter back from any other this soon."""
-
-logger = logging.getLogger(__name__)
 
 
 class RankActor:
@@ -87,13 +84,3 @@ class RankActor:
         if self._worker is None:
             self._worker = Worker(self._config, self._runner_factory)
         return self._worker
-
-
-def choose_interface(address: str) -> None:
-    """Collectives use the interface of the address that Ray chose, unless the user chose one."""
-    name = interface_of(address)
-    if name is None:
-        logger.warning("no network interface has %s, collectives choose one themselves", address)
-        return
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        os.environ.setdefault(variable, name)

@@ -75,6 +75,8 @@ class RayCluster:
 
     def _start_local(self) -> None:
         sweep_local_folders(Path(tempfile.gettempdir()))
+        # If this process is killed, Ray's agents end when they have given its GCS up.
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_TEMP_PREFIX}{os.getpid()}-"))
         ray.init(
             address="local",

@@ -195,13 +195,14 @@ class Supervisor:
 
 
 def count_rank_processes(processes: Path = Path("/proc")) -> int:
-    """Actors of ours that a raylet in this pod runs; Ray gives its processes such titles."""
+    """Actors of ours that a raylet in this pod runs: Ray titles them "ray::<name>:RankActor"."""
     count = 0
     for command in processes.glob("[0-9]*/cmdline"):
         try:
-            count += command.read_bytes().startswith(b"ray::RankActor")
+            title = command.read_bytes()
         except OSError:
             continue  # It ended meanwhile.
+        count += title.startswith(b"ray::") and b":RankActor" in title
     return count
 
 
