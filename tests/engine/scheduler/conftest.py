@@ -1,0 +1,74 @@
+"""A scheduler that a test plays the ranks of, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tpinference_engine.request import Request, RequestOutput, SamplingParams
+from tpinference_engine.scheduler.limits import SchedulerLimits
+from tpinference_engine.scheduler.scheduler import Scheduler
+from tpinference_engine.step import (
+    NO_STEP,
+    SampledToken,
+    StepInput,
+    StepOutput,
+    previous_step_id,
+)
+
+EOS = 99
+EPOCH = 5
+
+
+class PlayedScheduler(Scheduler):
+    """Vocabulary of 100, end of sequence 99, epoch 5; blocks of 4 tokens, 8 tokens a step."""
+
+    def ask(self, name: str, prompt: tuple[int, ...], max_tokens: int = 8, **params: Any) -> None:
+        """Adds a greedy request."""
+        priority = params.pop("priority", 0)
+        sampling: dict[str, Any] = {"temperature": 0.0, "seed": 1, **params}
+        self.add(
+            Request(
+                request_id=name,
+                prompt_token_ids=prompt,
+                params=SamplingParams(max_tokens=max_tokens, **sampling),
+                priority=priority,
+            )
+        )
+
+    def next_step(self) -> StepInput:
+        step = self.schedule()
+        assert step is not None, "nothing to run"
+        return step
+
+    def answer(self, step: StepInput, *tokens: int) -> list[RequestOutput]:
+        """What ranks that chose `tokens` for the step's SAMPLE rows say to it."""
+        sampled = tuple(
+            SampledToken(row.slot, row.generation, row.position, token)
+            for row, token in zip(step.sample, tokens, strict=True)
+        )
+        before = previous_step_id(step.step_id) if sampled else NO_STEP
+        return self.update(StepOutput(step.step_id, EPOCH, 0, before, 0, 0, sampled))
+
+    def run(self, *tokens: int) -> list[RequestOutput]:
+        return self.answer(self.next_step(), *tokens)
+
+
+@pytest.fixture
+def make_scheduler() -> Callable[..., PlayedScheduler]:
+    def make(seed: int = 0, **changes: Any) -> PlayedScheduler:
+        base: dict[str, Any] = {
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 8,
+            "max_num_requests": 8,
+            "max_model_len": 32,
+            "block_size": 4,
+            "num_blocks": 16,
+            "vocab_size": 100,
+            "eos_token_ids": (EOS,),
+        }
+        return PlayedScheduler(SchedulerLimits(**{**base, **changes}), epoch=EPOCH, seed=seed)
+
+    return make
