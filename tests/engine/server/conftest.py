@@ -25,7 +25,7 @@ from tpinference_engine.server.metrics import Metrics
 from tpinference_engine.server.openai_app import openai_app
 from tpinference_engine.server.plan import ServedModel
 from tpinference_engine.server.tokenizer import Tokenizer
-from tpinference_engine.server.vocabulary import _ALPHABET
+from tpinference_engine.server.vocabulary import BYTE_OF_CHARACTER
 
 EOS = 256
 WORDS = ("DEF", "HI", "beta ", "gamma delta", "\r\n\r\ndata: x")
@@ -40,8 +40,8 @@ Script = Callable[[Request], AsyncGenerator[RequestOutput, None]]
 
 def _byte_tokenizer() -> HFTokenizer:
     """Ids 0 to 255 are the bytes, 256 is the end, then a few words for tests of the cut."""
-    vocab = dict(_ALPHABET)
-    character_of = {byte: character for character, byte in _ALPHABET.items()}
+    vocab = dict(BYTE_OF_CHARACTER)
+    character_of = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
     for at, word in enumerate(WORDS):
         vocab["".join(character_of[byte] for byte in word.encode())] = EOS + 1 + at
     vocab["<|end|>"] = EOS

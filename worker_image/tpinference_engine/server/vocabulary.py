@@ -30,13 +30,13 @@ def _byte_of_character() -> dict[str, int]:
     return alphabet | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
-_ALPHABET = _byte_of_character()
+BYTE_OF_CHARACTER = _byte_of_character()
 
 
 def byte_level_bytes(token: str) -> bytes:
     """An added token may hold characters that are not of the alphabet: it is meant literally."""
-    if all(character in _ALPHABET for character in token):
-        return bytes(_ALPHABET[character] for character in token)
+    if all(character in BYTE_OF_CHARACTER for character in token):
+        return bytes(BYTE_OF_CHARACTER[character] for character in token)
     return token.encode()
 
 
