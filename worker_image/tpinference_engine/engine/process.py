@@ -16,6 +16,7 @@ import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -61,8 +62,10 @@ class ProcessLink:
         self._loop = asyncio.get_running_loop()
         self._directory = Path(tempfile.mkdtemp(prefix="tpinference-"))
         self._context = zmq.Context()
-        self._to_core = self._bind(zmq.PUSH, TO_CORE)
-        self._from_core = zmq.asyncio.Socket.from_socket(self._bind(zmq.PULL, FROM_CORE))
+        self._to_core = self._context.socket(zmq.PUSH)
+        self._from_core = zmq.asyncio.Socket(self._context, zmq.PULL)
+        self._bind(self._to_core, TO_CORE)
+        self._bind(self._from_core, FROM_CORE)
         self._process = self._spawn()
         self._last_words = asyncio.Event()
         self._receiver = asyncio.create_task(self._receive())
@@ -97,12 +100,10 @@ class ProcessLink:
             return False
         return True
 
-    def _bind(self, kind: int, name: str) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
+    def _bind(self, socket: zmq.Socket[Any], name: str) -> None:
         socket.set_hwm(0)
         socket.linger = 0
         socket.bind(f"ipc://{self._directory / name}")
-        return socket
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
