@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embedded.command import flags, run
+from embedded.errors import CommandFailed
 from embedded.kubectl import Kubectl
 from embedded.tools import ensure_tools, tool_path
 
 TIMEOUT_S = 300.0
+# What helm says of a release whose installation was interrupted; it never goes on by itself.
+INTERRUPTED = "another operation (install/upgrade/rollback) is in progress"
 
 
 @dataclass(frozen=True)
@@ -22,10 +25,17 @@ class Helm:
     def install(
         self, release: str, chart: Path, namespace: str, values: Mapping[str, object] | None = None
     ) -> None:
-        """Installs or upgrades, and returns once everything of the chart is ready."""
+        """Installs or upgrades. It does not wait: helm would not say why something is not ready."""
         settings = [f"--set-string={name}={value}" for name, value in (values or {}).items()]
-        options = {"namespace": namespace, "create-namespace": True, "wait": True}
-        self._run("upgrade", "--install", release, chart, *flags(options), *settings)
+        options = {"namespace": namespace, "create-namespace": True}
+        command = ("upgrade", "--install", release, chart, *flags(options), *settings)
+        try:
+            self._run(*command)
+        except CommandFailed as error:
+            if INTERRUPTED not in str(error):
+                raise
+            self.uninstall(release, namespace)
+            self._run(*command)
 
     def uninstall(self, release: str, namespace: str) -> None:
         options = {"namespace": namespace, "ignore-not-found": True, "wait": True}

@@ -21,6 +21,7 @@ from embedded.tools import ensure_tools
 OPERATOR_NAMESPACE = "tpinference-system"
 CRDS_CHART = "tpinference-crds"
 OPERATOR_CHART = "tpinference-operator"
+ROLLOUT_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -61,3 +62,4 @@ def install_charts(cluster: ControlPlane, images: Images) -> None:
             "engine.image": images.engine.reference,
         },
     )
+    cluster.kubectl.wait_for_rollout(OPERATOR_CHART, OPERATOR_NAMESPACE, ROLLOUT_TIMEOUT_S)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from embedded.command import DEFAULT_TIMEOUT_S, flags, run
+from embedded.errors import CommandFailed
 from embedded.tools import tool_path
 from embedded.wait import wait_for
 
@@ -52,6 +53,38 @@ class Kubectl:
     def _is_served(self, crd: str) -> bool:
         conditions = self.get("crd", crd).get("status", {}).get("conditions") or []
         return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+    def wait_for_rollout(self, name: str, namespace: str, timeout_s: float) -> None:
+        """Returns once every pod of the Deployment is of its newest template and available."""
+
+        def is_done() -> bool:
+            seen = self.get("deployment", name, "-n", namespace)
+            status, wanted = seen.get("status", {}), seen.get("spec", {}).get("replicas")
+            current = status.get("observedGeneration") == seen.get("metadata", {}).get("generation")
+            counts = {status.get(key, 0) for key in ("replicas", "updatedReplicas")}
+            counts.add(status.get("availableReplicas", 0))
+            return current and counts == {wanted}
+
+        wait_for(
+            f"{name} to be available",
+            is_done,
+            timeout_s=timeout_s,
+            interval_s=0.5,
+            describe=lambda: self._explain_deployment(name, namespace),
+        )
+
+    def _explain_deployment(self, name: str, namespace: str) -> str:
+        said = []
+        for question in (
+            ("get", "pods", "-o", "wide"),
+            ("get", "events", "--sort-by=.lastTimestamp"),
+            ("logs", f"deployment/{name}", "--all-containers", "--tail=20"),
+        ):
+            try:
+                said.append(self(*question, "-n", namespace)[-3000:])
+            except CommandFailed as error:
+                said.append(str(error))
+        return "\n".join(said)
 
     def _apply(self, *arguments: str | Path, stdin: str | None = None) -> None:
         flags = ["--server-side", "--force-conflicts", f"--field-manager={FIELD_MANAGER}"]

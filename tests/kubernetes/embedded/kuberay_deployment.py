@@ -18,7 +18,7 @@ from embedded.tools import KUBERAY, tool_path
 
 NAMESPACE = "kuberay-system"
 NAME = "kuberay-operator"
-READY_TIMEOUT = "120s"
+ROLLOUT_TIMEOUT_S = 120.0
 
 
 def install(cluster: ControlPlane, node: Node) -> None:
@@ -26,10 +26,7 @@ def install(cluster: ControlPlane, node: Node) -> None:
     kuberay.install_crds(cluster.kubectl)
     reference = load_image(node)
     cluster.kubectl.apply(*render(KUBERAY.data_dir("config"), reference))
-    cluster.kubectl(
-        *("rollout", "status", f"deployment/{NAME}", "-n", NAMESPACE, f"--timeout={READY_TIMEOUT}"),
-        timeout_s=180,
-    )
+    cluster.kubectl.wait_for_rollout(NAME, NAMESPACE, ROLLOUT_TIMEOUT_S)
 
 
 def load_image(node: Node) -> str:
