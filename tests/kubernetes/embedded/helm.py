@@ -28,7 +28,7 @@ class Helm:
         """Installs or upgrades. It does not wait: helm would not say why something is not ready."""
         settings = [f"--set-string={name}={value}" for name, value in (values or {}).items()]
         options = {"namespace": namespace, "create-namespace": True}
-        command = ("upgrade", "--install", release, chart, *flags(options), *settings)
+        command = ["upgrade", "--install", release, str(chart), *flags(options), *settings]
         try:
             self._run(*command)
         except CommandFailed as error:

@@ -15,6 +15,8 @@ from embedded.tools import tool_path
 from embedded.wait import wait_for
 
 FIELD_MANAGER = "embedded-cluster"
+# What kubectl says when the API server did not answer in time.
+BUSY = "Unable to connect to the server"
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,15 @@ class Kubectl:
         self._apply("-f", folder)
 
     def get(self, *arguments: str) -> dict[str, Any]:
-        """The named object or list; an empty dict if it is not there."""
-        text = self("get", *arguments, "--ignore-not-found", "-o", "json")
+        """The named object or list; an empty dict if it is not there. Reading may be repeated, so
+        an API server that is only busy is asked again."""
+        words = ("get", *arguments, "--ignore-not-found", "-o", "json")
+        try:
+            text = self(*words)
+        except CommandFailed as error:
+            if BUSY not in str(error):
+                raise
+            text = self(*words)
         found: dict[str, Any] = json.loads(text) if text.strip() else {}
         return found
 

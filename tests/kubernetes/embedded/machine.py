@@ -35,9 +35,11 @@ KERNEL_SETTINGS = (
     "kernel/keys/root_maxbytes",
 )
 STATE_FILE = "machine.json"
-# By default all pods together weigh as much as one busy process of the machine, and a probe that
-# is late ends a pod. In version 1 of cgroups, and in version 2.
-CPU_WEIGHT = {"cpu.shares": "16384", "cpu.weight": "1600"}
+# By default all pods together weigh as much as one busy process of the machine, whatever they
+# request. As many as there are cores is fair; more would starve the API server, since engines spin.
+_CORES = os.cpu_count() or 1
+# In version 1 of cgroups, and in version 2.
+CPU_WEIGHT = {"cpu.shares": str(1024 * _CORES), "cpu.weight": str(min(100 * _CORES, 10000))}
 
 
 def prepare(root: Path, mount_points: tuple[Path, ...]) -> None:
