@@ -41,7 +41,9 @@ class Cache:
         self._indexes: Mapping[str, Index] = {}
         self._attached = asyncio.Event()
         self._written: dict[str, dict[Key, dict[str, Body]]] = {plural: {} for plural in PLURALS}
-        self._namesakes: dict[str, dict[Key, Body]] = {plural: {} for plural in PLURALS}
+        self._namesakes: dict[str, dict[Key, tuple[Body, bool]]] = {
+            plural: {} for plural in PLURALS
+        }
 
     def attach(self, indexes: Mapping[str, Index]) -> None:
         if not self._attached.is_set():
@@ -52,8 +54,10 @@ class Cache:
         """While kopf lists everything anew, no decision stands on half an index."""
         self._attached.clear()
         self._indexes = {}
-        for known in (*self._written.values(), *self._namesakes.values()):
-            known.clear()
+        for written in self._written.values():
+            written.clear()
+        for namesakes in self._namesakes.values():
+            namesakes.clear()
 
     async def wait_indexed(self) -> None:
         await self._attached.wait()
@@ -73,16 +77,22 @@ class Cache:
         for uid, body in self._written[plural].get(key, {}).items():
             if uid not in found or version_of(body) >= version_of(found[uid]):
                 found[uid] = body
+        namesake, _ = self._namesakes[plural].get(key, (None, False))
+        if namesake is not None:
+            found.setdefault(namesake["metadata"]["uid"], namesake)
         return list(found.values())
 
     def show_namesake(self, plural: str, key: Key, body: Body) -> None:
         """An object that has a name we want. It may lack our labels, so no watch tells about it:
-        only the next look sees it, and the one after asks again."""
-        self._namesakes[plural][key] = slim_body(body)
+        the next look and what it decides see it, and the look after that asks again."""
+        self._namesakes[plural][key] = (slim_body(body), False)
 
-    def take_namesakes(self, plural: str, key: Key) -> list[Body]:
-        namesake = self._namesakes[plural].pop(key, None)
-        return [namesake] if namesake is not None else []
+    def begin_look(self, key: Key) -> None:
+        """A look begins: it sees the namesakes that were shown since the last one began."""
+        for namesakes in self._namesakes.values():
+            body, was_seen = namesakes.pop(key, (None, True))
+            if body is not None and not was_seen:
+                namesakes[key] = (body, True)
 
     def wrote(self, plural: str, key: Key, body: Body) -> None:
         """The API server's answer to a write of ours."""

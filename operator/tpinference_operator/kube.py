@@ -17,7 +17,6 @@ from typing import Any, Protocol
 from urllib.parse import urlencode
 
 import aiohttp
-from kubernetes.aio.client import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
 from tpinference_operator import names
@@ -105,26 +104,13 @@ class Transport(Protocol):
         ...
 
 
-class HttpTransport:
-    """kubernetes.aio's HTTP client without its models, retries and default time-out."""
-
-    def __init__(self, configuration: Configuration) -> None:
-        self._configuration = configuration
-        self._client = RESTClientObject(configuration)
+class HttpTransport(RESTClientObject):  # type: ignore[misc]
+    """kubernetes.aio's session (TLS, proxy) without its models, retries and default time-out."""
 
     async def send(self, request: Request, timeout_s: float) -> Answer:
         query = f"?{urlencode(request.query)}" if request.query else ""
-        url = f"{self._configuration.host}{request.path}{query}"
-        headers = await auth_headers(self._configuration)
-        headers |= {"Content-Type": request.content_type, "Accept": JSON}
         try:
-            response = await self._client.request(
-                request.method,
-                url,
-                headers=headers,
-                body=request.body,
-                _request_timeout=aiohttp.ClientTimeout(total=timeout_s),
-            )
+            response = await self._request(request, query, timeout_s)
             text = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ApiUnavailable(
@@ -141,8 +127,37 @@ class HttpTransport:
             response.status, _parse(text), float(retry_after) if retry_after.isdigit() else 0.0
         )
 
-    async def close(self) -> None:
-        await self._client.close()
+    async def _request(
+        self, request: Request, query: str, timeout_s: float
+    ) -> aiohttp.ClientResponse:
+        headers = await auth_headers(self.configuration)
+        headers |= {"Content-Type": request.content_type, "Accept": JSON}
+        return await self._session().request(
+            request.method,
+            f"{self.configuration.host}{request.path}{query}",
+            data=canonical_json(request.body) if request.body is not None else None,
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            proxy=self.proxy,
+            server_hostname=self.configuration.tls_server_name,
+        )
+
+    def _session(self) -> aiohttp.ClientSession:
+        """Made on first use, in the loop that it is used in; `close` is the base class's."""
+        session: aiohttp.ClientSession | None = getattr(self, "pool_manager", None)
+        if session is None:
+            session = self._create_pool_manager()
+            self.pool_manager = session
+        return session
+
+
+def canonical_json(body: Body) -> bytes:
+    """As Go writes JSON. The data of a ControllerRevision is immutable byte for byte, and any
+    patch of it, also the garbage collector's own when it orphans, writes them as Go does."""
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text.encode()
 
 
 class Kube:

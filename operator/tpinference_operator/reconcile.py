@@ -148,11 +148,9 @@ class Reconciler:
 
     def _observe(self, key: Key, owner: Body) -> Observed:
         def children(plural: str) -> tuple[Body, ...]:
-            labelled = self.cache.children(plural, key)
-            known = {body["metadata"]["uid"] for body in labelled}
-            namesakes = self.cache.take_namesakes(plural, key)
-            return (*labelled, *(b for b in namesakes if b["metadata"]["uid"] not in known))
+            return tuple(self.cache.children(plural, key))
 
+        self.cache.begin_look(key)
         pods = children(views.PODS)
         return observe(
             owner,

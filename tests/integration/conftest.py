@@ -5,7 +5,8 @@ Between it and the operator stands the fault proxy. Each test gets a namespace o
 
 from __future__ import annotations
 
-import itertools
+import os
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from harness.operator_process import OperatorProcess, write_kubeconfig
 ROOT = Path(__file__).resolve().parents[2]
 CRD_FILE = ROOT / "crds" / "tpinferences.yaml"
 
+KEPT_CLUSTER_ENV = "TPINFERENCE_KEPT_CLUSTER"
+"""A folder with a control plane that was furnished before, for running one test again and again."""
+
 StartOperator = Callable[..., OperatorProcess]
 
 
@@ -34,14 +38,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    kept = ControlPlane.attach(Path(os.environ.get(KEPT_CLUSTER_ENV, os.devnull)))
+    if kept is not None:
+        yield kept
+        return
     with ControlPlane.start(tmp_path_factory.mktemp("cluster")) as cluster:
-        cluster.start_kwok(f"--cidr={POD_CIDR}")
-        cluster.add_fake_node("n0")
-        cluster.add_fake_node("n1")
-        cluster.start_kuberay()
-        cluster.kubectl.apply(yaml.safe_load(CRD_FILE.read_text()))
-        cluster.kubectl.wait_for_crds(["tpinferences.serving.tpinference.dev"])
+        furnish(cluster)
         yield cluster
+
+
+def furnish(cluster: ControlPlane) -> None:
+    cluster.start_kwok(f"--cidr={POD_CIDR}")
+    cluster.add_fake_node("n0")
+    cluster.add_fake_node("n1")
+    cluster.start_kuberay()
+    cluster.kubectl.apply(yaml.safe_load(CRD_FILE.read_text()))
+    cluster.kubectl.wait_for_crds(["tpinferences.serving.tpinference.dev"])
 
 
 @pytest.fixture(scope="session")
@@ -78,15 +90,10 @@ def session_client(control_plane: ControlPlane) -> Iterator[ClusterClient]:
     client.close()
 
 
-@pytest.fixture(scope="session")
-def namespace_names() -> Iterator[int]:
-    return itertools.count(1)
-
-
 @pytest.fixture
-def client(session_client: ClusterClient, namespace_names: Iterator[int]) -> ClusterClient:
+def client(session_client: ClusterClient) -> ClusterClient:
     """A client of a fresh namespace."""
-    return session_client.make_namespace(f"t{next(namespace_names)}")
+    return session_client.make_namespace(f"t{uuid.uuid4().hex[:6]}")
 
 
 @pytest.fixture

@@ -80,9 +80,9 @@ async def test_a_taken_name_stops_the_plan_and_shows_the_namesake_once(
     with pytest.raises(PlanAgain):
         await applier.carry_out(KEY, actions, never)
     assert f"{CLUSTERS}/llm-1" not in api.objects
-    shown = cache.take_namesakes(views.RAYCLUSTERS, KEY)
-    assert [body["metadata"]["name"] for body in shown] == ["llm-0"]
-    assert cache.take_namesakes(views.RAYCLUSTERS, KEY) == []
+    for seen in (["llm-0"], []):
+        cache.begin_look(KEY)
+        assert [b["metadata"]["name"] for b in cache.children(views.RAYCLUSTERS, KEY)] == seen
 
 
 async def test_what_stands_on_a_recorded_decision_waits_for_it(api: Any, applier: Applier) -> None:

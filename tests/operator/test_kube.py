@@ -31,6 +31,7 @@ from tpinference_operator.kube import (
     HttpTransport,
     Kube,
     Request,
+    canonical_json,
     error_of,
 )
 
@@ -135,6 +136,13 @@ async def test_a_silent_api_server_is_unavailable_in_time() -> None:
 
 async def test_discovery_of_an_unserved_group_is_none(kube: Kube) -> None:
     assert await kube.discover("/apis/ray.io/v1") is None
+
+
+def test_json_is_written_as_go_writes_it() -> None:
+    body = {"b": [1, "<&>"], "a": "\u00e9\u2028"}
+    assert canonical_json(body) == (
+        '{"a":"\u00e9\\u2028","b":[1,"\\u003c\\u0026\\u003e"]}'.encode()
+    )
 
 
 def test_the_table_lists_each_resource_once() -> None:

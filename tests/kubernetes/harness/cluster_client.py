@@ -26,7 +26,7 @@ PATHS = {
     "secrets": "/api/v1",
     "serviceaccounts": "/api/v1",
 }
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 90.0
 
 
 class Refused(Exception):
@@ -36,6 +36,15 @@ class Refused(Exception):
         super().__init__(f"{code}: {body.get('message')}")
         self.code = code
         self.body = body
+
+
+def parse(text: bytes) -> Body:
+    """A status as JSON; of a path that is not served, the API server speaks plain text."""
+    try:
+        body: Body = json.loads(text)
+    except ValueError:
+        return {"message": text.decode(errors="replace")}
+    return body
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,7 @@ class ClusterClient:
                 return found
         except urllib.error.HTTPError as error:
             with error:
-                raise Refused(error.code, json.loads(error.read())) from error
+                raise Refused(error.code, parse(error.read())) from error
 
     def path(self, plural: str, name: str = "") -> str:
         base = f"{PATHS[plural]}/namespaces/{self.namespace}/{plural}"

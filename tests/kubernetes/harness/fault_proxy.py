@@ -158,6 +158,9 @@ class FaultProxy:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        # Closed transports let go of their sockets in the next turns of the loop.
+        for _ in range(10):
+            await asyncio.sleep(0)
 
     async def _cut(self) -> None:
         for stream in list(self._streams):

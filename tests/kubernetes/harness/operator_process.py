@@ -16,15 +16,15 @@ from embedded.port import free_ports
 from embedded.processes import TIED_PREFIX
 from embedded.wait import wait_for
 
-READY_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 15.0
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
 
 FAST = {
     "resync_seconds": "1",
     "lease_namespace": "default",
-    "lease_duration_seconds": "3",
-    "lease_renew_deadline_seconds": "2",
-    "lease_retry_seconds": "0.4",
+    "lease_duration_seconds": "6",
+    "lease_renew_deadline_seconds": "4.5",
+    "lease_retry_seconds": "0.5",
     "discovery_seconds": "1",
     "engine_status_seconds": "2",
     "default_engine_image": "example.invalid/engine:1",
