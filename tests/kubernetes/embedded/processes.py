@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -40,7 +39,7 @@ class Processes:
     root: Path
     # True: the processes end when this one does (tests). False: they outlive it (`up`).
     tied: bool
-    _children: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _children: set[int] = field(default_factory=set)
 
     def start(
         self, name: str, argv: Sequence[str | Path], env: Mapping[str, str] | None = None
@@ -49,17 +48,22 @@ class Processes:
         for folder in (self._pids, self._logs):
             folder.mkdir(parents=True, exist_ok=True)
         prefix = TIED_PREFIX if self.tied else ()
-        with self.log_file(name).open("ab") as log:
-            child = subprocess.Popen(
-                [*prefix, *(str(word) for word in argv)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {})},
-                start_new_session=True,
-            )
-        self._children[child.pid] = child
-        record = Record(name, child.pid, read_start_ticks(child.pid) or 0)
+        words = [*prefix, *(str(word) for word in argv)]
+        append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        # Not subprocess.Popen: it complains of processes that outlive it, as these are meant to.
+        pid = os.posix_spawnp(
+            words[0],
+            words,
+            {**os.environ, **(env or {})},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(self.log_file(name)), append, 0o644),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+        )
+        self._children.add(pid)
+        record = Record(name, pid, read_start_ticks(pid) or 0)
         self._record_file(name).write_text(json.dumps(asdict(record)))
         return record
 
@@ -94,9 +98,6 @@ class Processes:
                     break
             else:
                 raise ProcessEnded(f"{name} (process {record.pid}) does not end after SIGKILL")
-            child = self._children.pop(record.pid, None)
-            if child is not None:
-                child.wait()
         self._record_file(name).unlink(missing_ok=True)
 
     def kill(self, name: str) -> None:
@@ -130,10 +131,16 @@ class Processes:
         return True
 
     def _is_alive(self, record: Record) -> bool:
-        child = self._children.get(record.pid)
-        if child is not None and child.poll() is not None:
-            return False
-        return read_start_ticks(record.pid) == record.start_ticks
+        alive = read_start_ticks(record.pid) == record.start_ticks
+        if not alive and record.pid in self._children:
+            self._reap(record.pid)
+        return alive
+
+    def _reap(self, pid: int) -> None:
+        """Frees the id of a child that has ended; another's child is freed by its own parent."""
+        ended, _ = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            self._children.discard(pid)
 
     def _record_file(self, name: str) -> Path:
         return self._pids / f"{name}.json"
