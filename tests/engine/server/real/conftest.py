@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import sys
@@ -16,7 +17,7 @@ import httpx
 import openai
 import pytest
 
-_READY_TIMEOUT_S = 150.0
+_READY_TIMEOUT_S = 240.0
 _POLL_S = 0.05
 
 
@@ -59,18 +60,21 @@ def descendants(root: int) -> dict[int, str]:
     return found
 
 
-def shared_memory_left(before: set[str]) -> set[str]:
-    """New in /dev/shm and mapped or open nowhere: what a dead process left."""
-    new = {entry.name for entry in Path("/dev/shm").iterdir()} - before
-    maps = ""
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal():
-            try:
-                maps += (process / "maps").read_text()
-                maps += "".join(os.readlink(fd) for fd in (process / "fd").iterdir())
-            except OSError:
-                continue
-    return {name for name in new if f"/dev/shm/{name}" not in maps}
+def shared_memory_of(pid: int) -> set[str]:
+    """Names in /dev/shm that a process has mapped or open."""
+    process = Path(f"/proc/{pid}")
+    try:
+        used = (process / "maps").read_text().split()
+        used += [os.readlink(descriptor) for descriptor in (process / "fd").iterdir()]
+    except OSError:
+        return set()
+    return {path.removeprefix("/dev/shm/") for path in used if path.startswith("/dev/shm/")}
+
+
+def shared_memory_named(pids: set[int]) -> set[str]:
+    """Names in /dev/shm that have one of these pids in them, as Ray's semaphores have."""
+    names = {entry.name for entry in Path("/dev/shm").iterdir()}
+    return {name for name in names if pids & {int(n) for n in re.findall(r"\d+", name)}}
 
 
 class ServeProcess:
@@ -78,7 +82,7 @@ class ServeProcess:
         self.process = process
         self.ports = ports
         self.folder = folder
-        self.shm_before = {entry.name for entry in Path("/dev/shm").iterdir()}
+        self._shared_memory: set[str] = set()
         self.admin = httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports[1]}", timeout=30)
         base_url = f"http://127.0.0.1:{ports[0]}/v1"
         self.client = openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0)
@@ -92,7 +96,11 @@ class ServeProcess:
         return self.folder / "failure.json"
 
     def children(self) -> dict[int, str]:
-        return descendants(self.process.pid)
+        """Also notes the shared memory that they use, of which none may outlive them."""
+        found = descendants(self.process.pid)
+        for pid in found:
+            self._shared_memory |= shared_memory_of(pid)
+        return found
 
     async def wait_ready(self) -> None:
         async def is_ready() -> bool:
@@ -138,7 +146,8 @@ class ServeProcess:
         for port in self.ports:
             with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port)):
                 pass
-        assert shared_memory_left(self.shm_before) == set()
+        left = {name for name in self._shared_memory if Path("/dev/shm", name).exists()}
+        assert left | shared_memory_named(set(pids)) == set()
 
     async def close(self) -> None:
         """After a test that failed, nothing of it may go on."""

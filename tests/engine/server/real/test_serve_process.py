@@ -14,7 +14,7 @@ import pytest
 StartServe = Callable[..., Awaitable[Any]]
 Ask = Callable[[Any], Awaitable[str]]
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(400)]
 
 BACKENDS = [
     pytest.param(("--distributed-executor-backend", "uni"), id="uni"),
@@ -83,7 +83,7 @@ async def test_killed_core_ends_ranks_streams_and_the_process(
     failure = json.loads(served.failure_file.read_bytes())
     assert (failure["reason"], failure["exitCode"]) == ("EngineCrashed", -signal.SIGKILL)
     # A local Ray's own agents take a while to see that their raylet has gone.
-    await served.check_nothing_left(started, timeout_s=60)
+    await served.check_nothing_left(started, timeout_s=120)
 
 
 @pytest.mark.ray
