@@ -63,9 +63,14 @@ class RankActor:
         return self._the_worker.step(payload)
 
     def prepare_graph(self, max_output_bytes: int) -> None:
-        from tpinference_engine.transport.compiled_graph import set_channel_bytes
+        from tpinference_engine.transport.compiled_graph import (
+            set_channel_bytes,
+            set_graph_device,
+        )
 
         set_channel_bytes(max_output_bytes)
+        if self._config.device == "cuda":
+            set_graph_device(str(self._the_worker.place()["device"]))
         self._semaphores_before = graph_semaphores(os.getppid())
 
     def unlink_graph_semaphores(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from ray.dag import DAGContext, InputNode, MultiOutputNode
 from ray.exceptions import RayActorError
+from ray.experimental.channel import ChannelContext
 
 from tpinference_engine.errors import GroupFailed
 from tpinference_engine.transport.ray_failure import translate_ray_failure
@@ -32,6 +33,16 @@ _RAY_GRAPH_LOGGER = "ray.dag.compiled_dag_node"
 def set_channel_bytes(message_bytes: int) -> None:
     """Channels that this process makes from now on hold a message of `message_bytes`."""
     DAGContext.get_current().buffer_size_bytes = message_bytes + _SERIALIZED_EXTRA_BYTES
+
+
+def set_graph_device(device: str) -> None:
+    """The graph's thread of this rank selects `device`.
+
+    Ray would look it up in CUDA_VISIBLE_DEVICES, which nobody sets here, and fail the first step.
+    """
+    import torch
+
+    ChannelContext.get_current().set_torch_device(torch.device(device))
 
 
 class CompiledGraphTransport:
