@@ -40,7 +40,7 @@ class Cache:
     def __init__(self) -> None:
         self._indexes: Mapping[str, Index] = {}
         self._attached = asyncio.Event()
-        self._written: dict[str, dict[Key, dict[str, Body]]] = {plural: {} for plural in PLURALS}
+        self._written: dict[str, dict[str, tuple[Key, Body]]] = {plural: {} for plural in PLURALS}
         self._namesakes: dict[str, dict[Key, tuple[Body, bool]]] = {
             plural: {} for plural in PLURALS
         }
@@ -71,11 +71,9 @@ class Cache:
 
     def children(self, plural: str, key: Key) -> list[Body]:
         """The newest known version of each object of that owner."""
-        index = self._indexes.get(plural)
-        listed = index[key] if index is not None and key in index else ()
-        found = {body["metadata"]["uid"]: body for body in listed}
-        for uid, body in self._written[plural].get(key, {}).items():
-            if uid not in found or version_of(body) >= version_of(found[uid]):
+        found = self._listed(plural, key)
+        for uid, (owner, body) in self._written[plural].items():
+            if owner == key and is_newer(body, found.get(uid)):
                 found[uid] = body
         namesake, _ = self._namesakes[plural].get(key, (None, False))
         if namesake is not None:
@@ -96,30 +94,34 @@ class Cache:
 
     def wrote(self, plural: str, key: Key, body: Body) -> None:
         """The API server's answer to a write of ours."""
-        slim = slim_body(body)
-        self._written[plural].setdefault(key, {})[slim["metadata"]["uid"]] = slim
+        uid = body["metadata"]["uid"]
+        if is_newer(body, self._listed(plural, key).get(uid)):
+            self._written[plural][uid] = (key, slim_body(body))
 
     def deleted(self, plural: str, key: Key, uid: str) -> None:
         """Our delete went through: it is going, though the index does not say so yet."""
         for body in self.children(plural, key):
             if body["metadata"]["uid"] == uid and "deletionTimestamp" not in body["metadata"]:
                 going = {**body["metadata"], "deletionTimestamp": now_text()}
-                self.wrote(plural, key, {**body, "metadata": going})
+                self._written[plural][uid] = (key, {**body, "metadata": going})
 
-    def forget(self, plural: str, key: Key, uid: str) -> None:
-        """It is gone for certain, or the index is as new."""
-        written = self._written[plural].get(key)
-        if written is not None:
-            written.pop(uid, None)
-            if not written:
-                del self._written[plural][key]
-
-    def seen(self, plural: str, key: Key, body: Mapping[str, Any], *, gone: bool) -> None:
-        """An event came: our own copy goes when the index is as new."""
+    def seen(self, plural: str, body: Mapping[str, Any], *, gone: bool) -> None:
+        """An event came, whoever the object belongs to now: our own copy goes when the index is
+        as new."""
         uid = body["metadata"]["uid"]
-        mine = self._written[plural].get(key, {}).get(uid)
+        _, mine = self._written[plural].get(uid, (None, None))
         if mine is not None and (gone or version_of(body) >= version_of(mine)):
-            self.forget(plural, key, uid)
+            del self._written[plural][uid]
+
+    def _listed(self, plural: str, key: Key) -> dict[str, Body]:
+        index = self._indexes.get(plural)
+        listed = index[key] if index is not None and key in index else ()
+        return {body["metadata"]["uid"]: body for body in listed}
+
+
+def is_newer(body: Body, known: Body | None) -> bool:
+    """Whether `body` adds to what the index knows. An equal version does: a mark of our own."""
+    return known is None or version_of(body) >= version_of(known)
 
 
 def now_text() -> str:
@@ -139,7 +141,11 @@ def slim_body(body: Mapping[str, Any]) -> Body:
 
 
 def owner_key(body: Mapping[str, Any]) -> Key | None:
-    """Of which TPInference an object is, by our label."""
+    """Of which TPInference an object is: its controller, or what our label says of an orphan and
+    of the pods, whose controller is the RayCluster."""
     metadata = body["metadata"]
+    for reference in metadata.get("ownerReferences") or ():
+        if reference.get("controller") and reference.get("kind") == names.KIND:
+            return (metadata["namespace"], reference["name"])
     owner = (metadata.get("labels") or {}).get(names.NAME_LABEL)
     return (metadata["namespace"], owner) if owner else None

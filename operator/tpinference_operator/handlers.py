@@ -131,7 +131,7 @@ def on_event(
     if key is None:
         return
     gone = event["type"] == "DELETED"
-    memo.cache.seen(kind.plural, key, body, gone=gone)
+    memo.cache.seen(kind.plural, body, gone=gone)
     if kind.plural == cache.PODS:
         if gone:
             memo.engines.pod_gone(body["metadata"]["uid"])

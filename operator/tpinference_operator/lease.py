@@ -91,7 +91,7 @@ class Lease:
     async def run(self) -> None:
         """Waits for the Lease and keeps it; LeaseLost when it can't; empties it when cancelled."""
         try:
-            while not await self._attempt(self._times.retry_s * 2):
+            while not await self._attempt(self._times.renew_deadline_s / 2):
                 await self._clock.sleep(self._times.retry_s)
             logger.info("holds the lease %s/%s as %s", self._namespace, self._name, self._identity)
             self._held.set()
@@ -104,7 +104,7 @@ class Lease:
     async def _renew(self) -> None:
         """Tries until it is renewed, lost for certain, or the deadline is there."""
         while (left := self._valid_until - self._clock.now()) > 0:
-            if await self._attempt(min(left, self._times.retry_s * 2)):
+            if await self._attempt(min(left, self._times.renew_deadline_s / 2)):
                 return
             if self._holder() not in ("", self._identity):
                 raise LeaseLost(f"the Lease is now held by {self._holder()!r}")

@@ -115,7 +115,7 @@ def test_a_lost_head_is_a_new_group(
     assert (group["epoch"], group["restarts"]) == (2, 1)
 
 
-@pytest.mark.parametrize("plural", ["services", "rayclusters"])
+@pytest.mark.parametrize("plural", ["services", "controllerrevisions"])
 def test_a_foreign_object_with_our_name_is_never_touched(
     operator: Any, client: Any, make_tpi: Any, plural: str
 ) -> None:
@@ -126,7 +126,7 @@ def test_a_foreign_object_with_our_name_is_never_touched(
     )
     live = client.get(plural, foreign["metadata"]["name"])
     assert live["metadata"]["uid"] == foreign["metadata"]["uid"]
-    assert live["spec"] == foreign["spec"]
+    assert live.get("spec", live.get("data")) == foreign.get("spec", foreign.get("data"))
     client.delete(plural, foreign["metadata"]["name"])
     client.patch("tpinferences", "llm", {"spec": {"replicas": 1}})
     client.wait_condition("llm", "Ready", "True", describe=operator.log_tail)
@@ -209,13 +209,11 @@ def foreign_object(plural: str, client: Any, make_tpi: Any, operator: Any) -> An
         )
     client.create("tpinferences", make_tpi())
     client.wait_condition("llm", "Ready", "True", describe=operator.log_tail)
-    (ours,) = client.list("rayclusters")
-    client.delete("tpinferences", "llm", propagation="Foreground")
+    (ours,) = client.list("controllerrevisions")
+    client.delete("tpinferences", "llm")
     wait_all_gone(client)
-    spec = {"headGroupSpec": ours["spec"]["headGroupSpec"]}
-    metadata = {"name": ours["metadata"]["name"]}
-    body = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": metadata, "spec": spec}
-    return client.create("rayclusters", body)
+    body = {"apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": 1, "data": {"a": 1}}
+    return client.create(plural, body | {"metadata": {"name": ours["metadata"]["name"]}})
 
 
 def wait_all_gone(client: Any) -> None:

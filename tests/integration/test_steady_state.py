@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 import pytest
+from harness.operator_process import SHORT_LEASE
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -42,8 +43,8 @@ def test_ten_resyncs_and_a_restart_send_nothing_but_watches_and_the_lease(
 def test_two_replicas_act_as_one_and_a_killed_one_is_replaced(
     start_operator: Any, proxy: Any, client: Any, make_tpi: Any, eventually: Any
 ) -> None:
-    first = start_operator("first").wait_acting()
-    second = start_operator("second").wait_ready()
+    first = start_operator("first", **SHORT_LEASE).wait_acting()
+    second = start_operator("second", **SHORT_LEASE).wait_ready()
     client.create("tpinferences", make_tpi())
     client.wait_condition("llm", "Ready", "True", describe=first.log_tail)
     assert writes(proxy, "second") == []
@@ -56,8 +57,8 @@ def test_two_replicas_act_as_one_and_a_killed_one_is_replaced(
 
 
 def test_a_clean_stop_hands_the_lease_over_at_once(start_operator: Any, client: Any) -> None:
-    first = start_operator("first", lease_duration_seconds="30").wait_acting()
-    second = start_operator("second", lease_duration_seconds="30").wait_ready()
+    first = start_operator("first").wait_acting()
+    second = start_operator("second").wait_ready()
     assert first.stop() == 0
     second.wait_acting()
     (lease,) = client.list("leases")
@@ -68,8 +69,8 @@ def test_a_clean_stop_hands_the_lease_over_at_once(start_operator: Any, client: 
 def test_a_lease_that_can_not_be_renewed_ends_the_acting_one(
     start_operator: Any, proxy: Any, make_fault: Any, kind: str
 ) -> None:
-    first = start_operator("first").wait_acting()
-    second = start_operator("second").wait_ready()
+    first = start_operator("first", **SHORT_LEASE).wait_acting()
+    second = start_operator("second", **SHORT_LEASE).wait_ready()
 
     def is_firsts_lease(seen: Any) -> bool:
         return bool(seen.client == "first" and seen.is_lease)
@@ -89,8 +90,8 @@ def test_a_stolen_lease_ends_the_acting_one(start_operator: Any, client: Any) ->
 def test_a_process_that_was_frozen_writes_nothing_when_it_thaws(
     start_operator: Any, proxy: Any, client: Any, make_tpi: Any
 ) -> None:
-    first = start_operator("first").wait_acting()
-    second = start_operator("second").wait_ready()
+    first = start_operator("first", **SHORT_LEASE).wait_acting()
+    second = start_operator("second", **SHORT_LEASE).wait_ready()
     os.kill(first.pid, signal.SIGSTOP)
     try:
         client.create("tpinferences", make_tpi())

@@ -124,7 +124,7 @@ async def test_a_deleted_child_counts_as_going_until_the_index_knows(
     await applier.carry_out(KEY, (delete,), never)
     (going,) = cache.children(views.RAYCLUSTERS, KEY)
     assert "deletionTimestamp" in going["metadata"]
-    cache.seen(views.RAYCLUSTERS, KEY, body, gone=True)
+    cache.seen(views.RAYCLUSTERS, body, gone=True)
     assert cache.children(views.RAYCLUSTERS, KEY) == []
 
 

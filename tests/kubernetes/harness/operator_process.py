@@ -22,12 +22,19 @@ STOP_TIMEOUT_S = 30.0
 FAST = {
     "resync_seconds": "1",
     "lease_namespace": "default",
-    "lease_duration_seconds": "6",
-    "lease_renew_deadline_seconds": "4.5",
-    "lease_retry_seconds": "0.5",
+    # Long, so that a busy machine ends nobody; tests of the Lease itself use SHORT_LEASE.
+    "lease_duration_seconds": "30",
+    "lease_renew_deadline_seconds": "25",
+    "lease_retry_seconds": "1",
     "discovery_seconds": "1",
     "engine_status_seconds": "2",
     "default_engine_image": "example.invalid/engine:1",
+}
+
+SHORT_LEASE = {
+    "lease_duration_seconds": "6",
+    "lease_renew_deadline_seconds": "4.5",
+    "lease_retry_seconds": "0.5",
 }
 
 
