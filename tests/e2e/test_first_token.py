@@ -5,7 +5,11 @@ The tests run in the order of this file; the last one removes what the others as
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 
 import pytest
 from embedded.demo import QUESTION
@@ -50,34 +54,39 @@ def test_steady_state_writes_nothing(serving: Serving) -> None:
     assert serving.read()["metadata"]["resourceVersion"] == before
 
 
-def test_deleted_with_a_stream_open_the_stream_ends_properly(serving: Serving) -> None:
-    body = {
-        "model": serving.name,
-        "messages": [{"role": "user", "content": "Tell a very long story of a river."}],
-        "max_tokens": 1000,
-        "ignore_eos": True,
-    }
-    url = f"{serving.service_url()}/v1/chat/completions"
-    with open_stream(url, body, timeout_s=GRACE_S) as stream:
-        events = [next(stream), next(stream)]
-        serving.kubectl(
-            "delete", "tpinference", serving.name, "-n", serving.namespace, "--wait=false"
-        )
+def test_deleted_with_streams_open_each_ends_properly(serving: Serving) -> None:
+    with ask_for(serving, num_tokens=16) as short, ask_for(serving, num_tokens=1900) as long:
+        short_events, long_events = [next(short)], [next(long)]
+        where = ("-n", serving.namespace, "--wait=false")
+        serving.kubectl("delete", "tpinference", serving.name, *where)
         deleted = time.monotonic()
-        events += list(stream)
+        short_events += list(short)
+        long_events += list(long)
     assert time.monotonic() - deleted < GRACE_S
-    assert events[-1] == DONE
-    assert len(finish_reasons(events)) == 1
+    # What fits into the drain is finished; what does not is told so, never just cut off.
+    assert (finish_reasons(short_events), short_events[-1]) == (["length"], DONE)
+    assert json.loads(long_events[-1])["error"]["code"] == "engine_stopped"
     for kind in ("raycluster", "pod", "service", "controllerrevision"):
         wait_for(
             f"every {kind} to be gone",
-            lambda kind=kind: not children(serving, kind),  # type: ignore[misc]
+            partial(has_no, serving, kind),
             timeout_s=GRACE_S,
             describe=serving.explain,
         )
 
 
-def children(serving: Serving, kind: str) -> list[str]:
+def ask_for(serving: Serving, *, num_tokens: int) -> AbstractContextManager[Iterator[str]]:
+    body = {
+        "model": serving.name,
+        "messages": [{"role": "user", "content": "Tell a very long story of a river."}],
+        "max_tokens": num_tokens,
+        "ignore_eos": True,
+    }
+    url = f"{serving.service_url()}/v1/chat/completions"
+    return open_stream(url, body, timeout_s=GRACE_S)
+
+
+def has_no(serving: Serving, kind: str) -> bool:
     selector = f"serving.tpinference.dev/name={serving.name}"
     listed = serving.kubectl("get", kind, "-n", serving.namespace, "-l", selector, "-o", "name")
-    return listed.split()
+    return not listed.split()
