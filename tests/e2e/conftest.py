@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ SMALL = {"requests": {"cpu": "20m", "memory": "128Mi"}}
 
 Change = Callable[[dict[str, Any]], None]
 Make = Callable[..., Serving]
+OfferFolder = Callable[[Path], str]
 
 
 def obstacle() -> str | None:
@@ -77,10 +79,25 @@ def serving(installation: Installation, restricted: str, model: Path) -> Iterato
 
 
 @pytest.fixture
-def make(
-    installation: Installation, restricted: str, request: pytest.FixtureRequest
-) -> Iterator[Make]:
-    """Applies the example under another name, small, with a change; removes it afterwards."""
+def offer_folder(installation: Installation, restricted: str) -> Iterator[Callable[[Path], str]]:
+    """Makes a folder the content of a new claim and answers with the claim's name."""
+    kubectl = installation.cluster.kubectl
+    claims: list[str] = []
+
+    def offer(folder: Path) -> str:
+        claims.append(f"e2e-{uuid.uuid4().hex[:8]}")
+        model_volume.offer(kubectl, folder, claim=claims[-1], namespace=restricted)
+        return claims[-1]
+
+    yield offer
+    for claim in claims:
+        model_volume.withdraw(kubectl, claim=claim, namespace=restricted)
+
+
+@pytest.fixture
+def make(installation: Installation, restricted: str, offer_folder: OfferFolder) -> Iterator[Make]:
+    """Applies the example under another name, small, with a change; removes it afterwards, and
+    before the claims that its pods use."""
     made: list[Serving] = []
 
     def make_one(change: Change, name: str = "broken") -> Serving:
@@ -97,20 +114,6 @@ def make(
     yield make_one
     for each in made:
         delete(each)
-
-
-@pytest.fixture
-def offer_folder(installation: Installation, restricted: str) -> Iterator[Callable[[Path], str]]:
-    """Makes a folder the content of a new claim and answers with the claim's name."""
-    claim = "e2e-models"
-    kubectl = installation.cluster.kubectl
-
-    def offer(folder: Path) -> str:
-        model_volume.offer(kubectl, folder, claim=claim, namespace=restricted)
-        return claim
-
-    yield offer
-    model_volume.withdraw(kubectl, claim=claim, namespace=restricted)
 
 
 def read_document() -> dict[str, Any]:
