@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import ConfigException
@@ -33,7 +34,7 @@ from tpinference_operator.metrics import Health, Metrics, Server
 from tpinference_operator.plan import Defaults
 from tpinference_operator.reconcile import Reconciler, StatusWriter
 from tpinference_operator.settings import InvalidSetting, Settings, read_process_settings
-from tpinference_operator.watches import HEALTH_CAUSE, Watches
+from tpinference_operator.watches import Watches
 
 logger = logging.getLogger("tpinference_operator")
 
@@ -213,17 +214,13 @@ def build(
     metrics.lease_held.set_function(lambda: float(lease.is_held))
     metrics.queue_length.set_function(lambda: float(len(controller.queue)))
 
-    def on_started() -> None:
-        take_signals(stop)
-        health.clear(HEALTH_CAUSE)
-
     wiring = Wiring(
         cache=cache,
         controller=controller,
         engines=engines,
         configuration=configuration,
         on_response=watches.on_response,
-        on_started=on_started,
+        on_started=partial(take_signals, stop),
         login_delays=login_delays(),
     )
     server = Server(metrics, health, address=settings.bind_address, port=settings.port)

@@ -1,8 +1,9 @@
 """The work queue: which TPInference is reconciled when, never the same one twice at once.
 
 A key is `(namespace, name)`. A key that is queued is not queued again; one that changes while it is
-worked on is queued once more afterwards. Failures back off per key. Workers wait for the Lease and
-for complete indexes. Knows nothing of what a reconcile does.
+worked on is queued once more afterwards. Failures back off per key, and only a new generation of
+the object itself cuts that short: events about children would else make a storm of a failure.
+Workers wait for the Lease and for complete indexes. Knows nothing of what a reconcile does.
 """
 
 from __future__ import annotations
@@ -114,13 +115,29 @@ class Controller:
         self._num_workers = num_workers
         self._backoff = backoff
         self._failures: dict[Key, int] = {}
+        self._not_before: dict[Key, float] = {}
+        self._generations: dict[Key, int] = {}
         self.queue: WorkQueue[Key] = WorkQueue()
 
     def enqueue(self, key: Key) -> None:
-        self.queue.add(key)
+        """Something of it changed. While it backs off, the timer that runs is soon enough."""
+        left_s = self._not_before.get(key, 0.0) - asyncio.get_running_loop().time()
+        if left_s > 0:
+            self.queue.add_after(key, left_s)
+        else:
+            self.queue.add(key)
 
-    def enqueue_after(self, key: Key, delay_s: float) -> None:
-        self.queue.add_after(key, delay_s)
+    def enqueue_owner(self, key: Key, generation: int) -> None:
+        """The object itself changed: a new generation may be what ends a failure."""
+        if self._generations.get(key) != generation:
+            self._generations[key] = generation
+            self._forget_failures(key)
+        self.enqueue(key)
+
+    def enqueue_gone(self, key: Key) -> None:
+        self._generations.pop(key, None)
+        self._forget_failures(key)
+        self.enqueue(key)
 
     async def run(self, lease: HasLease) -> None:
         """Until cancelled. All its tasks live as long as it does: see __main__ for why."""
@@ -146,7 +163,7 @@ class Controller:
             # The outermost frame of one object's work: its failure must not stop the others'.
             self._fail(key, error)
         else:
-            self._failures.pop(key, None)
+            self._forget_failures(key)
             if again_in_s is not None:
                 self.queue.add_after(key, again_in_s)
 
@@ -156,8 +173,11 @@ class Controller:
         self.queue.add_after(key, delay_s)
         where = "/".join(key)
         if isinstance(error, ApiConflict):
+            # The newer version is about to come as an event, and that one is not held back.
             logger.info("%s: changed while it was worked on, again in %.1f s", where, delay_s)
-        elif isinstance(error, ApiError):
+            return
+        self._not_before[key] = asyncio.get_running_loop().time() + delay_s
+        if isinstance(error, ApiError):
             logger.warning("%s: %s; again in %.1f s", where, error, delay_s)
         else:
             logger.error("%s: failed; again in %.1f s", where, delay_s, exc_info=error)
@@ -166,4 +186,8 @@ class Controller:
         while True:
             await asyncio.sleep(self._resync_s)
             for key in list(self._known_keys()):
-                self.queue.add(key)
+                self.enqueue(key)
+
+    def _forget_failures(self, key: Key) -> None:
+        self._failures.pop(key, None)
+        self._not_before.pop(key, None)

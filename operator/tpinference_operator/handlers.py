@@ -37,6 +37,13 @@ class Watched:
     def selector(self) -> tuple[str, str, str]:
         return (self.group, self.version, self.plural)
 
+    def path(self, namespace: str | None) -> str:
+        """Where kopf lists and watches it; None = in all namespaces."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        return (
+            f"{root}/namespaces/{namespace}/{self.plural}" if namespace else f"{root}/{self.plural}"
+        )
+
 
 OWNER = Watched(names.GROUP, names.VERSION, cache.OWNERS, labelled=False)
 RAYCLUSTERS = Watched("ray.io", "v1", cache.RAYCLUSTERS)
@@ -68,14 +75,16 @@ class Backoffs:
         return itertools.chain((0.5, 1, 2, 4, 8, 15), itertools.repeat(30.0))
 
 
+def watched_kinds(*, with_ray: bool) -> tuple[Watched, ...]:
+    return tuple(kind for kind in WATCHED if with_ray or kind is not RAYCLUSTERS)
+
+
 def build_registry(*, with_ray: bool) -> kopf.OperatorRegistry:
     """`with_ray`: whether ray.io/v1 is served; kopf never sees a CRD that comes later."""
     registry = kopf.OperatorRegistry()
     kopf.on.startup(registry=registry)(on_startup)
     kopf.on.login(registry=registry)(on_login)
-    for kind in WATCHED:
-        if kind is RAYCLUSTERS and not with_ray:
-            continue
+    for kind in watched_kinds(with_ray=with_ray):
         kopf.index(*kind.selector, id=kind.plural, param=kind, registry=registry)(index)
         kopf.on.event(*kind.selector, id=f"{kind.plural}-event", param=kind, registry=registry)(
             on_event
@@ -137,7 +146,12 @@ def on_event(
             memo.engines.pod_gone(body["metadata"]["uid"])
         else:
             memo.engines.pod_seen(key, body)
-    memo.controller.enqueue(key)
+    if kind is not OWNER:
+        memo.controller.enqueue(key)
+    elif gone:
+        memo.controller.enqueue_gone(key)
+    else:
+        memo.controller.enqueue_owner(key, body["metadata"].get("generation", 0))
 
 
 def key_of(body: Body, kind: Watched) -> Key | None:

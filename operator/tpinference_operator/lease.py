@@ -61,14 +61,14 @@ class Lease:
         name: str,
         identity: str,
         times: LeaseTimes,
-        clock: Clock = Clock(),
+        clock: Clock | None = None,
     ) -> None:
         self._kube = kube
         self._namespace = namespace
         self._name = name
         self._identity = identity
         self._times = times
-        self._clock = clock
+        self._clock = clock or Clock()
         self._held = asyncio.Event()
         self._valid_until = 0.0
         self._seen: Body = {}

@@ -15,7 +15,7 @@ import kopf
 
 from tpinference_operator import names
 from tpinference_operator.discovery import Discovery, Served
-from tpinference_operator.handlers import WATCHED, Wiring, build_registry, build_settings
+from tpinference_operator.handlers import Wiring, build_registry, build_settings, watched_kinds
 from tpinference_operator.metrics import Health, Metrics
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,6 @@ HEALTH_CAUSE = "watches"
 MIN_LIFE_S = 2.0
 """At most one restart in this time, whatever happens."""
 NUM_LOOKS_AFTER_FAILURE = 5
-LIST_SUFFIXES = tuple(f"/{kind.plural}" for kind in WATCHED)
 
 
 class WatchesEnded(Exception):
@@ -49,6 +48,7 @@ class Watches:
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
         self._stop.set()
+        self._to_list: set[str] = set()
         self._listed: set[str] = set()
 
     def served_changed(self, served: Served) -> None:
@@ -58,11 +58,20 @@ class Watches:
     def on_response(self, method: str, path: str, is_watch: bool) -> None:
         """kopf got an answer. A second listing means that a watch had a gap: what was deleted in
         it would stay in the index for ever."""
-        if method != "GET" or is_watch or not path.endswith(LIST_SUFFIXES):
+        if method != "GET" or is_watch or path not in self._to_list:
             return
         if path in self._listed:
             self._restart(f"a watch had a gap: {path}")
         self._listed.add(path)
+        self._tell_health()
+
+    def _tell_health(self) -> None:
+        """Ready is the process that could list everything; a Role that lacks a rule shows here."""
+        missing = sorted(self._to_list - self._listed)
+        if missing:
+            self._health.wait(HEALTH_CAUSE, f"not listed yet: {', '.join(missing)}")
+        else:
+            self._health.clear(HEALTH_CAUSE)
 
     async def run(self, wiring: Wiring) -> None:
         while True:
@@ -86,7 +95,10 @@ class Watches:
 
     async def _run_kopf(self, wiring: Wiring, served: Served) -> None:
         self._stop = asyncio.Event()
+        kinds = watched_kinds(with_ray=served.has_ray)
+        self._to_list = {kind.path(ns) for kind in kinds for ns in self._namespaces or (None,)}
         self._listed.clear()
+        self._tell_health()
         try:
             await kopf.operator(
                 registry=build_registry(with_ray=served.has_ray),

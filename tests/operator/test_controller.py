@@ -65,6 +65,7 @@ async def running(
     resync_s: float = 1000,
     num_workers: int = 2,
     wait_indexed: Callable[[], Coroutine[None, None, None]] = nothing,
+    first_backoff_s: float = 0.01,
 ) -> AsyncIterator[Controller]:
     controller = Controller(
         work,
@@ -72,7 +73,7 @@ async def running(
         wait_indexed=wait_indexed,
         resync_s=resync_s,
         num_workers=num_workers,
-        backoff=Backoff(0.01, 0.04),
+        backoff=Backoff(first_backoff_s, 100),
     )
     task = asyncio.create_task(controller.run(Held()))
     yield controller
@@ -134,6 +135,43 @@ async def test_a_failure_is_tried_again_and_stops_nobody_else(error: Exception) 
         await work.seen(4)
     assert work.calls[:2] == [A, B]
     assert work.calls.count(A) == 3
+
+
+async def test_events_do_not_cut_a_back_off_short_but_a_new_generation_does() -> None:
+    failures = iter([ApiUnavailable("down")])
+    work = Work(answer=lambda _: next(failures, None))
+    async with running(work, first_backoff_s=100) as controller:
+        controller.enqueue_owner(A, 1)
+        await work.seen(1)
+        await asyncio.sleep(0)
+        for _ in range(3):
+            controller.enqueue(A)
+            controller.enqueue_owner(A, 1)
+        assert controller.queue.is_idle()
+        controller.enqueue_owner(A, 2)
+        await work.seen(2)
+
+
+async def test_an_object_that_goes_while_it_backs_off_is_looked_at_and_forgotten() -> None:
+    failures = iter([ApiUnavailable("down")])
+    work = Work(answer=lambda _: next(failures, None))
+    async with running(work, first_backoff_s=100) as controller:
+        controller.enqueue_owner(A, 1)
+        await work.seen(1)
+        await asyncio.sleep(0)
+        controller.enqueue_gone(A)
+        await work.seen(2)
+
+
+async def test_a_conflict_does_not_hold_the_newer_version_back() -> None:
+    failures = iter([ApiConflict("changed")])
+    work = Work(answer=lambda _: next(failures, None))
+    async with running(work, first_backoff_s=100) as controller:
+        controller.enqueue(A)
+        await work.seen(1)
+        await asyncio.sleep(0)
+        controller.enqueue(A)
+        await work.seen(2)
 
 
 def test_back_off_doubles_up_to_its_cap() -> None:

@@ -86,6 +86,9 @@ class Memo:
     def enqueue(self, key: Key) -> None:
         self.enqueued.append(key)
 
+    def enqueue_owner(self, key: Key, generation: int) -> None:
+        self.enqueued.append(key)
+
     def pod_seen(self, key: Key, pod: Any) -> None:
         self.pods.append(f"seen {pod['metadata']['uid']}")
 

@@ -146,6 +146,25 @@ class TestWatches:
         await asyncio.wait_for(started.get(), 5)
         await self.end(task)
 
+    async def test_is_ready_once_everything_was_listed(
+        self, watches: Watches, health: Health, discovery: Discovery, started: Any
+    ) -> None:
+        discovery.served = Served(own=True, kuberay=KubeRay.MISSING)
+        task = asyncio.create_task(watches.run(Wiring))  # type: ignore[arg-type]
+        await asyncio.wait_for(started.get(), 5)
+        core = "/api/v1/namespaces/ns"
+        paths = [
+            "/apis/serving.tpinference.dev/v1alpha1/namespaces/ns/tpinferences",
+            "/apis/apps/v1/namespaces/ns/controllerrevisions",
+            f"{core}/pods",
+        ]
+        for path in paths:
+            watches.on_response("GET", path, False)
+        assert health.describe() == f"not listed yet: {core}/services"
+        watches.on_response("GET", f"{core}/services", False)
+        assert health.is_ready
+        await self.end(task)
+
     async def test_a_kopf_that_ends_by_itself_ends_the_operator(
         self, watches: Watches, discovery: Discovery, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -58,7 +58,8 @@ class Seen:
 
 @dataclass(frozen=True)
 class Fault:
-    """What to do to requests that match, `times` times."""
+    """What to do to requests that match, `times` times: refuse them with `status`, or one of the
+    other three, after `delay_s`."""
 
     matches: Callable[[Seen], bool]
     status: int = 503
@@ -66,6 +67,10 @@ class Fault:
     headers: dict[str, str] = field(default_factory=dict)
     delay_s: float = 0.0
     only_delay: bool = False
+    lose_answer: bool = False
+    """It is carried out, and the connection breaks before the answer comes."""
+    expire_watch: bool = False
+    """The stream says, as the API server does, that its resourceVersion is too old."""
     times: int = 1_000_000
 
 
@@ -171,17 +176,24 @@ class FaultProxy:
     async def _handle(self, client: str, request: web.Request) -> web.StreamResponse:
         query = dict(request.query)
         seen = Seen(client, request.method, request.path, query, time.monotonic())
-        refusal = await self._refuse(seen)
-        if refusal is not None:
-            return refusal
+        fault = self._next_fault(seen)
+        if fault is not None:
+            await asyncio.sleep(fault.delay_s)
+            if not (fault.only_delay or fault.lose_answer):
+                return self._refuse(seen, fault)
+        answer = await self._forward(seen, request)
+        if fault is not None and fault.lose_answer and request.transport is not None:
+            request.transport.abort()
+        return answer
+
+    async def _forward(self, seen: Seen, request: web.Request) -> web.StreamResponse:
         headers = {k: v for k, v in request.headers.items() if k.lower() not in HOP_HEADERS}
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         async with self._session.request(
             request.method,
             f"{self._api_url}{request.path_qs}",
             headers=headers,
             data=await request.read() or None,
-            timeout=timeout,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
             skip_auto_headers=("Content-Type", "User-Agent", "Accept"),
         ) as answer:
             if seen.is_watch and answer.status == 200:
@@ -209,30 +221,29 @@ class FaultProxy:
             self._streams.discard(stream)
         return stream
 
-    async def _refuse(self, seen: Seen) -> web.Response | None:
-        for fault, left in list(self._faults):
+    def _next_fault(self, seen: Seen) -> Fault | None:
+        for fault, left in self._faults:
             if left[0] > 0 and fault.matches(seen):
                 left[0] -= 1
-                await asyncio.sleep(fault.delay_s)
-                if fault.only_delay:
-                    return None
-                self._note(seen, fault.status)
-                body = json.dumps(
-                    {
-                        "kind": "Status",
-                        "apiVersion": "v1",
-                        "status": "Failure",
-                        "message": f"injected {fault.reason}",
-                        "reason": fault.reason,
-                        "code": fault.status,
-                    }
-                )
-                return web.Response(
-                    status=fault.status,
-                    text=body,
-                    headers={"Content-Type": "application/json", **fault.headers},
-                )
+                return fault
         return None
+
+    def _refuse(self, seen: Seen, fault: Fault) -> web.Response:
+        status = 410 if fault.expire_watch else fault.status
+        self._note(seen, status)
+        said = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "status": "Failure",
+            "message": f"injected {fault.reason}",
+            "reason": fault.reason,
+            "code": status,
+        }
+        headers = {"Content-Type": "application/json", **fault.headers}
+        if fault.expire_watch:
+            line = json.dumps({"type": "ERROR", "object": said}) + "\n"
+            return web.Response(status=200, text=line, headers=headers)
+        return web.Response(status=status, text=json.dumps(said), headers=headers)
 
     def _note(self, seen: Seen, status: int) -> None:
         noted = Seen(seen.client, seen.method, seen.path, seen.query, seen.at, status)
