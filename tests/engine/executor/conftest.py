@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +35,7 @@ from tpinference_engine.step import (
 MAX_MODEL_LEN = 64
 PROMPT = (3, 1, 4)
 POLL_S = 0.005
+RAYLET_SEMAPHORE = re.compile(r"sem\.(?:hdr|obj)(\d+)-")
 
 
 class Group:
@@ -65,7 +68,7 @@ class Group:
         length = len(PROMPT)
         self.step(
             new=(NewSlot(0, 1, length, 0.0, 1.0, 0, 0),),
-            appends=(BlockAppend(0, (5, 2, 7, 0)),),
+            appends=(BlockAppend(0, tuple(range(16))[::-1]),),
             forward=(ForwardRow(0, 1, 0, length, PROMPT, True),),
         )
         tokens: list[int] = []
@@ -119,8 +122,15 @@ class Processes:
         return found - {pid}
 
     @staticmethod
-    def shared_memory() -> set[str]:
-        return set(os.listdir("/dev/shm"))
+    def ray_agents() -> set[int]:
+        titles = {int(path.parent.name): path for path in Path("/proc").glob("[0-9]*/cmdline")}
+        return {pid for pid, path in titles.items() if _is_agent(path)}
+
+    def shared_memory(self) -> set[str]:
+        """Names there, but for the semaphores of raylets that other programs run."""
+        ours = self.descendants(os.getpid())
+        named = {name: RAYLET_SEMAPHORE.match(name) for name in os.listdir("/dev/shm")}
+        return {name for name, match in named.items() if not match or int(match[1]) in ours}
 
     @staticmethod
     def wait_until(what: Callable[[], object], within_s: float, seen: Callable[[], object]) -> None:
@@ -134,6 +144,14 @@ class Processes:
         self.wait_until(
             lambda: not self.still_alive(pids), within_s, lambda: self.still_alive(pids)
         )
+
+
+def _is_agent(command: Path) -> bool:
+    try:
+        title = command.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return title.startswith((b"ray::DashboardAgent", b"ray::RuntimeEnvAgent"))
 
 
 @pytest.fixture
@@ -197,7 +215,9 @@ class Cluster:
     """
 
     def __init__(self) -> None:
-        environ = dict(os.environ)
+        # Short, as sockets lie below it.
+        self._folder = tempfile.TemporaryDirectory(prefix="ray-")
+        environ = {**os.environ, "RAY_TMPDIR": self._folder.name}
         prepare_ray_environment(environ)
         self._process = subprocess.Popen(
             [sys.executable, "-c", RUN_CLUSTER],
@@ -220,6 +240,7 @@ class Cluster:
         self._process.stdin.close()
         self._process.wait(60)
         self._process.stdout.close()
+        self._folder.cleanup()
 
     def _read(self) -> str:
         assert self._process.stdout is not None

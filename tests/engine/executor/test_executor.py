@@ -46,14 +46,14 @@ def test_ranks_take_steps_and_leave_nothing(
     if "step_transport" in backend:
         assert count_rank_processes() >= 2, "a supervisor would not see its ranks"
         assert group.stages == ["rayJoined", "weightsLoaded", "graphCompiled", "warmedUp"]
-        assert processes.shared_memory() == shared_before, "names outlive their use"
+        assert processes.shared_memory() <= shared_before, "names outlive their use"
 
     pids = set(group.pids)
     group.executor.shutdown()
     group.executor.shutdown()
 
     processes.wait_until_ended(pids, 5)
-    assert processes.shared_memory() == shared_before
+    assert processes.shared_memory() <= shared_before
 
 
 def test_killed_idle_rank_is_named_within_a_second(

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -20,12 +21,15 @@ from typing import Any
 
 import ray
 
-from tpinference_engine.errors import RanksNotPlaced
+from tpinference_engine.errors import InvalidConfig, RanksNotPlaced
 from tpinference_engine.executor.deadline import Deadline
 from tpinference_engine.executor.semaphores import find_raylet_pid
 
 _LOCAL_OBJECT_STORE_BYTES = 256 * 2**20
 _JOIN_RETRY_S = 1.0
+_PROBE_TIMEOUT_S = 5.0
+_SET_BY_RAY = ("RAY_AUTH_MODE", "PYTHONBREAKPOINT")
+"""What Ray leaves in this process's environment. A local Ray's mode breaks joining another's."""
 _TEMP_PREFIX = "tpinference-ray-"
 _TEMP_NAME = re.compile(_TEMP_PREFIX + r"(\d+)-.*")
 
@@ -42,8 +46,10 @@ class RayCluster:
         self._address = address
         self._num_ranks = num_ranks
         self._folder: Path | None = None
+        self._environ_before: dict[str, str | None] = {}
 
     def join(self, deadline: Deadline) -> None:
+        self._environ_before = {name: os.environ.get(name) for name in _SET_BY_RAY}
         with _signal_handlers_kept():
             if self._address is None:
                 self._start_local()
@@ -53,6 +59,7 @@ class RayCluster:
     def leave(self) -> None:
         """Idempotent."""
         ray.shutdown()
+        self._restore_environment()
         if self._folder is not None:
             shutil.rmtree(self._folder, onerror=_log_kept_file)
             self._folder = None
@@ -73,10 +80,15 @@ class RayCluster:
         sockets = [n["RayletSocketName"] for n in self.node_table() if n["NodeID"] == node_id]
         return find_raylet_pid(sockets[0]) if sockets else None
 
+    def _restore_environment(self) -> None:
+        for name, value in self._environ_before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        self._environ_before = {}
+
     def _start_local(self) -> None:
         sweep_local_folders(Path(tempfile.gettempdir()))
-        # If this process is killed, Ray's agents end when they have given its GCS up.
-        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_TEMP_PREFIX}{os.getpid()}-"))
         ray.init(
             address="local",
@@ -100,14 +112,24 @@ def _connect(address: str, deadline: Deadline) -> None:
     pause = threading.Event()
     while True:
         try:
+            # Ray's own attempt takes minutes to give up on a port where nobody listens.
+            _probe(address)
             ray.init(address=address)
             return
-        except (ConnectionError, RuntimeError, TimeoutError) as error:
+        except (OSError, RuntimeError) as error:
             ray.shutdown()
             if deadline.remaining_s < _JOIN_RETRY_S:
                 raise RanksNotPlaced(f"no Ray cluster at {address!r}: {error}") from error
             logger.info("Ray at %s is not ready yet: %s", address, error)
         pause.wait(_JOIN_RETRY_S)
+
+
+def _probe(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise InvalidConfig(f"ray_address is {address!r}, must be host:port")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT_S):
+        pass
 
 
 @contextmanager
