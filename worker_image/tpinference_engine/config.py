@@ -58,7 +58,7 @@ class EngineConfig:
     step_timeout_s: float = 300.0
     """A step that takes longer fails the group."""
     startup_timeout_s: float = 3600.0
-    """From the start of the engine core until every rank is placed, loaded and warmed up."""
+    """From the start of the engine core until its first token has passed all ranks."""
     ray_address: str | None = None
     """host:port, or None for a local Ray of the engine's own."""
     engine_id: str = "engine"

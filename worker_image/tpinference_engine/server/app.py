@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import uvloop
@@ -22,7 +22,7 @@ from tpinference_engine.config import EngineConfig, ServerConfig
 from tpinference_engine.engine.async_engine import AsyncEngine
 from tpinference_engine.engine.failure import failure_of
 from tpinference_engine.engine.status import Failure
-from tpinference_engine.errors import TPInferenceError
+from tpinference_engine.errors import StartupTimedOut, StepTimedOut, TPInferenceError
 from tpinference_engine.server.admin_app import admin_app
 from tpinference_engine.server.canary import Canary
 from tpinference_engine.server.failure_file import write_failure
@@ -113,8 +113,9 @@ class _Process:
         self._stack = stack
         self._gate = Gate(server_config.max_queued_requests)
         self._canary = Canary(
-            partial(engine.canary, server_config.canary_timeout_s),
+            engine.canary,
             interval_s=server_config.canary_interval_s,
+            timeout_s=server_config.canary_timeout_s,
             failure_threshold=server_config.canary_failure_threshold,
         )
         self._health = Health(
@@ -132,7 +133,7 @@ class _Process:
         port = self._reserve("port", config.port)
         admin = admin_app(self._health, self._metrics, self._close_gate)
         await self._listen(admin, admin_port, access_log=False)
-        # 2. The model's text side, then the engine, unless the process is told to end before.
+        # 2. The model's text side, the engine, its first token, unless told to end before that.
         self._stack.push_async_callback(self._engine.shutdown)
         model = await self._until_stop(self._start())
         if model is None:
@@ -145,7 +146,10 @@ class _Process:
         logger.info("serving %s on port %d", ", ".join(model.names), listener.port)
         # 4. Until the end, in one way or the other.
         failure = await self._until_stop(self._engine.wait_failed())
-        await (self._drain() if failure is None else self._end_failed(failure))
+        if failure is None:
+            failure = await self._drain()
+        if failure is not None:
+            await self._end_failed(failure)
 
     def _reserve(self, name: str, port: int) -> socket.socket:
         reserved = reserve_port(name, self._config.host, port)
@@ -158,9 +162,22 @@ class _Process:
         return listener
 
     async def _start(self) -> ServedModel:
+        began = time.monotonic()
         model = await asyncio.to_thread(load_served_model, self._engine_config)
         await self._engine.start()
+        await self._pass_first_token(began)
         return with_agreed_length(model, self._engine.status().model.max_model_len)
+
+    async def _pass_first_token(self, began: float) -> None:
+        """Warm ranks are no proof: the first step takes the graph's path, in the start's time."""
+        limit_s = self._engine_config.startup_timeout_s
+        try:
+            await self._canary.pass_first(max(began + limit_s - time.monotonic(), 0.0))
+        except StepTimedOut as error:
+            raise StartupTimedOut(
+                f"start-up took longer than startup_timeout_s {limit_s:g}: the engine was "
+                f"ready, and of its first step {error}"
+            ) from error
 
     async def _until_stop(self, work: Coroutine[Any, Any, T]) -> T | None:
         """None if the process is told to end before `work` is done."""
@@ -175,20 +192,27 @@ class _Process:
     def _close_gate(self) -> None:
         self._gate.close("the engine is draining, it takes no new requests")
 
-    async def _drain(self) -> None:
-        """Requests have until the deadline to end by themselves; a second signal ends them now."""
+    async def _drain(self) -> Failure | None:
+        """Requests have until the deadline to end by themselves; a second signal ends them now.
+
+        The engine may fail meanwhile, which is then how the process ends.
+        """
         self._close_gate()
         logger.info("draining: %d requests are open", self._gate.num_inside)
         draining = asyncio.create_task(self._engine.drain(self._config.shutdown_timeout_s))
         urged = asyncio.create_task(self._stop.urged.wait())
+        failing = asyncio.create_task(self._engine.wait_failed())
         try:
-            await asyncio.wait({draining, urged}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({draining, urged, failing}, return_when=asyncio.FIRST_COMPLETED)
+            if failing.done():
+                return failing.result()
             num_aborted = draining.result() if draining.done() else await self._engine.drain(0)
         finally:
-            await _cancel(draining, urged)
+            await _cancel(draining, urged, failing)
         if num_aborted:
             logger.warning("aborted %d requests that had not ended", num_aborted)
         await self._wait_written()
+        return self._engine.status().last_failure
 
     async def _end_failed(self, failure: Failure) -> None:
         """Open streams get their error from the engine; here they only have to be written."""

@@ -34,7 +34,7 @@ class Health:
         self._is_serving = False
 
     def set_serving(self) -> None:
-        """The OpenAI port is open: the engine's own readiness comes a moment earlier."""
+        """A token has passed all ranks and the OpenAI port is open."""
         self._is_serving = True
 
     def status(self) -> EngineStatus:

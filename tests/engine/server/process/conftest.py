@@ -26,6 +26,7 @@ from tpinference_engine.engine.status import (
     ModelStatus,
     RequestCounts,
 )
+from tpinference_engine.errors import StepTimedOut
 from tpinference_engine.request import FinishReason, Request, RequestOutput
 from tpinference_engine.server.app import serve_engine
 
@@ -57,6 +58,8 @@ class StagedEngine:
         self.aborting = asyncio.Event()
         self.start_failure: Failure | None = None
         self.canary_error: Exception | None = None
+        self.canary_may_pass = asyncio.Event()
+        self.canary_may_pass.set()
         self.num_canaries = 0
         self.canary_sent = asyncio.Condition()
         self.running = 0
@@ -115,6 +118,11 @@ class StagedEngine:
         self.num_canaries += 1
         async with self.canary_sent:
             self.canary_sent.notify_all()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.canary_may_pass.wait()
+        except TimeoutError:
+            raise StepTimedOut(f"no token came back in {timeout_s:g} s") from None
         if self.canary_error is not None:
             raise self.canary_error
 
@@ -123,9 +131,11 @@ class StagedEngine:
         return FAILURE
 
     async def drain(self, timeout_s: float) -> int:
+        """A failure ends all streams, so the drain has nothing to wait for, as in the real one."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self.may_answer.wait()
+                while self.running and not self.failed.is_set():
+                    await asyncio.sleep(0)
             return 0
         except TimeoutError:
             self.aborting.set()
@@ -147,7 +157,9 @@ MakeEngine = Callable[[EngineConfig], Any]
 class Process:
     """`serve_engine` at work, and what can be asked of it from outside."""
 
-    def __init__(self, make_engine: MakeEngine, model: Path, changes: dict[str, Any]) -> None:
+    def __init__(
+        self, make_engine: MakeEngine, model: Path, startup_timeout_s: float, **changes: Any
+    ) -> None:
         self.failure_file = model.parent / "failure.json"
         settings = {"port": free_port(), "admin_port": free_port(), "host": "127.0.0.1"}
         settings |= {"failure_file": self.failure_file, "pod_name": "pod-0", "node_name": "n"}
@@ -158,6 +170,7 @@ class Process:
             device="cpu",
             num_gpu_blocks_override=64,
             distributed_executor_backend="uni",
+            startup_timeout_s=startup_timeout_s,
         )
         self.engine = make_engine(engine_config)
         self.task = asyncio.create_task(serve_engine(self.engine, engine_config, self.config))
@@ -222,8 +235,15 @@ StartProcess = Callable[..., Awaitable[Process]]
 async def start(served_directory: Path) -> AsyncIterator[StartProcess]:
     processes: list[Process] = []
 
-    async def make(make_engine: MakeEngine = lambda _: StagedEngine(), **changes: Any) -> Process:
-        processes.append(Process(make_engine, served_directory, changes))
+    async def make(
+        make_engine: MakeEngine = lambda _: StagedEngine(),
+        *,
+        startup_timeout_s: float = 60.0,
+        **changes: Any,
+    ) -> Process:
+        """`changes` are the server's settings."""
+        process = Process(make_engine, served_directory, startup_timeout_s, **changes)
+        processes.append(process)
         return processes[-1]
 
     yield make

@@ -28,6 +28,23 @@ async def test_admin_port_answers_while_the_engine_starts(start: StartProcess) -
     assert (await process.client.models.list()).data[0].model_dump()["max_model_len"] == 100
 
 
+async def test_nothing_is_served_before_a_token_has_passed_the_ranks(start: StartProcess) -> None:
+    process = await start(canary_timeout_s=0.001)
+    process.engine.canary_may_pass.clear()
+    process.engine.may_start.set()
+    async with process.engine.canary_sent:
+        await process.engine.canary_sent.wait_for(lambda: process.engine.num_canaries == 1)
+    assert process.engine.status().state == "ready"
+    ready = await process.admin.get("/readyz")
+    assert (ready.status_code, ready.text) == (503, "the engine is starting")
+    assert (await process.admin.get("/engine/status")).json()["state"] == "starting"
+    with pytest.raises(openai.APIConnectionError):
+        await process.client.models.list()
+    process.engine.canary_may_pass.set()
+    await process.wait_for("/readyz", lambda answer: answer.status_code == 200)
+    assert process.engine.num_canaries == 1, "the first is not bound by a canary's time"
+
+
 async def test_status_has_the_fields_that_the_operator_reads(start: StartProcess) -> None:
     process = await start()
     await process.wait_ready()

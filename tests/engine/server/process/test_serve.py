@@ -13,10 +13,13 @@ from typing import Any
 import openai
 import pytest
 
+from tpinference_engine.engine.failure import error_of
 from tpinference_engine.engine.status import Failure
 
 StartProcess = Callable[..., Awaitable[Any]]
 Send = Callable[[signal.Signals], None]
+
+FAILURE = Failure(reason="GroupFailed", message="rank 1 died", time=datetime.now(UTC), rank=1)
 
 
 async def test_sigterm_lets_streams_end_and_refuses_new_requests(
@@ -97,6 +100,45 @@ async def test_engine_that_fails_later_ends_streams_and_the_process(start: Start
     failure = process.failure
     assert failure is not None and (failure["reason"], failure["rank"]) == ("GroupFailed", 1)
     assert failure["time"] == "2026-01-02T00:00:00Z"
+
+
+@pytest.mark.parametrize("may_drain_on", [True, False], ids=["in-its-middle", "as-it-ends"])
+async def test_engine_that_fails_in_a_drain_is_a_failure(
+    start: StartProcess, send: Send, may_drain_on: bool
+) -> None:
+    process = await start(shutdown_timeout_s=1000)
+    await process.wait_ready()
+    stream = await process.stream()
+    send(signal.SIGTERM)
+    await process.wait_for("/readyz", lambda answer: answer.status_code == 503)
+    if not may_drain_on:
+        process.engine.may_answer.set()
+    process.engine.fail()
+    if may_drain_on:
+        with pytest.raises(openai.APIError, match="engine failed"):
+            await anext(stream)
+    assert await process.exit_code() == 1
+    failure = process.failure
+    assert failure is not None and (failure["reason"], failure["rank"]) == ("GroupFailed", 1)
+
+
+async def test_start_whose_first_token_does_not_come_has_timed_out(start: StartProcess) -> None:
+    process = await start(startup_timeout_s=0.5)
+    process.engine.canary_may_pass.clear()
+    process.engine.may_start.set()
+    assert await process.exit_code() == 1
+    failure = process.failure
+    assert failure is not None and failure["reason"] == "StartupTimedOut"
+    assert "no token came back" in failure["message"]
+
+
+async def test_start_whose_first_token_loses_a_rank_has_its_failure(start: StartProcess) -> None:
+    process = await start()
+    process.engine.canary_error = error_of(FAILURE)
+    process.engine.may_start.set()
+    assert await process.exit_code() == 1
+    failure = process.failure
+    assert failure is not None and (failure["reason"], failure["rank"]) == ("GroupFailed", 1)
 
 
 async def test_model_that_can_not_be_served_is_named(
