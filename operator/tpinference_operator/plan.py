@@ -26,7 +26,7 @@ from tpinference_operator.actions import (
 )
 from tpinference_operator.api.reasons import Reason
 from tpinference_operator.api.status import GroupStatus
-from tpinference_operator.errors import CorruptRevision
+from tpinference_operator.errors import CorruptRevision, InvalidQuantity, InvalidSpec
 from tpinference_operator.groups import Group, highest_epoch, pair_groups
 from tpinference_operator.observed import KubeRay, Meta, Observed, Ownership
 from tpinference_operator.render.controllerrevision import render_controllerrevision
@@ -71,7 +71,11 @@ def plan(observed: Observed, defaults: Defaults) -> Plan:
     if _predecessors_left(observed):
         return _nothing(observed, wake_after_s=DYING_NAMESAKE_WAIT_S)
     stored = stored_revisions(observed)
-    decided = _act(observed, stored, choose_revision(observed, stored, defaults))
+    try:
+        target = choose_revision(observed, stored, defaults)
+    except (InvalidSpec, InvalidQuantity) as error:
+        return _nothing(observed, Finding(reason=Reason.INVALID_SPEC, message=str(error)))
+    decided = _act(observed, stored, target)
     taken = _taken_names(observed, decided)
     if taken and all(meta.deleting for _, meta in taken):
         return _nothing(observed, wake_after_s=DYING_NAMESAKE_WAIT_S)
@@ -98,7 +102,8 @@ def stored_revisions(observed: Observed) -> dict[str, Revision]:
 def choose_revision(
     observed: Observed, stored: dict[str, Revision], defaults: Defaults
 ) -> Revision:
-    """The newest stored revision that the spec equals; a new one only if there is none."""
+    """The newest stored revision that the spec equals; a new one only if there is none. Raises
+    InvalidSpec or InvalidQuantity when none can be made."""
     spec = observed.tpi.spec
     for revision in reversed(stored.values()):
         if is_revision_of(revision, spec):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -9,7 +10,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tpinference_operator.api.base import Effect, parse_quantity, quantity_ceil
+from tpinference_operator.api.base import (
+    QUANTITY_PATTERN,
+    Effect,
+    parse_quantity,
+    quantity_ceil,
+)
 from tpinference_operator.api.reasons import (
     CONDITION_MEANING,
     ENGINE_REASONS,
@@ -24,7 +30,8 @@ from tpinference_operator.api.reasons import (
 from tpinference_operator.api.schema import leaves
 from tpinference_operator.api.status import TPInferenceStatus
 from tpinference_operator.api.v1alpha1 import ParallelismSpec, TPInferenceSpec
-from tpinference_operator.errors import InvalidQuantity
+from tpinference_operator.errors import InvalidQuantity, InvalidSpec
+from tpinference_operator.observe import parse_tpinference
 
 MakeTpi = Callable[..., dict[str, Any]]
 
@@ -46,6 +53,57 @@ MakeTpi = Callable[..., dict[str, Any]]
 )
 def test_quantity_is_what_kubernetes_reads(text: str, value: str) -> None:
     assert parse_quantity(text) == Decimal(value)
+
+
+GOOD = (
+    "1",
+    "+1",
+    "0.5",
+    ".5",
+    "1.",
+    "100n",
+    "5u",
+    "500m",
+    "1k",
+    "4M",
+    "2Gi",
+    "1E",
+    "1e3",
+    "1E-3",
+    "64Ki",
+)
+BAD = (
+    "",
+    "4kM",
+    "1Zi",
+    "Gi",
+    "1.2.3",
+    ".",
+    "-1",
+    "1 Gi",
+    "1ki",
+    "1mi",
+    "1e",
+    "1e+",
+    "1e999",
+    "1K",
+    "1Gi\n",
+)
+
+
+@pytest.mark.parametrize("text", GOOD)
+def test_what_the_crd_accepts_as_a_quantity_can_be_read(text: str) -> None:
+    assert re.search(QUANTITY_PATTERN, text)
+    assert quantity_ceil(text) >= 0
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_other_text_is_refused_by_the_crd_and_named_with_its_field(
+    make_tpi: MakeTpi, text: str
+) -> None:
+    owner = make_tpi(workers={"resources": {"limits": {"cpu": text}}})
+    with pytest.raises(InvalidSpec, match=r"spec\.workers\.resources\.limits\.cpu"):
+        parse_tpinference(owner)
 
 
 @pytest.mark.parametrize(("text", "whole"), [("1m", 1), ("500m", 1), ("1.5", 2), ("2", 2)])

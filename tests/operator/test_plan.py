@@ -9,7 +9,10 @@ import pytest
 from harness.plan_world import World
 
 from tpinference_operator.api.reasons import Reason
+from tpinference_operator.errors import InvalidQuantity
 from tpinference_operator.observed import KubeRay
+from tpinference_operator.plan import Defaults
+from tpinference_operator.settings import OPTIONS
 
 MakeWorld = Callable[..., World]
 
@@ -71,6 +74,42 @@ def test_without_kuberay_nothing_is_done_until_it_is_there(
     assert [finding.reason for finding in world.plan().findings] == [reason]
     world.served = KubeRay.SERVED
     assert world.plan_once()[-1] == "create 0/1"
+
+
+# A spec that can't be acted on
+
+
+def test_without_any_image_no_revision_is_made_until_there_is_one(make_world: MakeWorld) -> None:
+    world = make_world()
+    with_image, world.defaults = world.defaults, Defaults(image="", ray_version="2.60.0")
+    assert world.plan_once() == []
+    assert world.all("ControllerRevision") == []
+    condition = next(c for c in world.status().conditions if c.type == "Accepted")
+    assert (condition.status, condition.reason) == ("False", Reason.INVALID_SPEC)
+    assert "spec.engine.image" in condition.message
+    flag = next(o.flag for o in OPTIONS if o.field == "default_engine_image")
+    assert flag in condition.message
+    world.defaults = with_image
+    assert world.plan_once()[-1] == "create 0/1"
+
+
+def test_a_group_serves_on_when_the_default_image_is_taken_away(make_running: MakeWorld) -> None:
+    world = make_running()
+    world.defaults = Defaults(image="", ray_version="2.60.0")
+    assert world.plan_once() == []
+    assert world.plan().findings == ()
+
+
+def test_a_quantity_that_only_planning_refuses_is_told(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(text: str) -> int:
+        raise InvalidQuantity(f"quantity is {text!r}, no")
+
+    monkeypatch.setattr("tpinference_operator.render.raycluster.quantity_ceil", refuse)
+    world = make_world()
+    assert world.plan_once() == []
+    assert [f.reason for f in world.plan().findings] == [Reason.INVALID_SPEC]
 
 
 # Update

@@ -21,8 +21,9 @@ from pydantic.alias_generators import to_camel
 
 from tpinference_operator.errors import InvalidQuantity
 
-QUANTITY_PATTERN = r"^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
-"""The API server's own pattern for quantities."""
+QUANTITY_PATTERN = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?$"
+"""What Kubernetes reads as a quantity that is not negative. The usual pattern for CRDs lets text
+through (`4kM`) that is none; exponents beyond two digits fit no resource."""
 
 _SUFFIXES = {
     "n": Decimal("1e-9"),

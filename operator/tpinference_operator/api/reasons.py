@@ -107,7 +107,8 @@ def known_reason(text: str) -> Reason | None:
 
 REASON_MEANING = {
     Reason.ACCEPTED: "Nothing in the spec or around it prevents acting on it.",
-    Reason.INVALID_SPEC: "A field can't be read; the message names each. Fix the object.",
+    Reason.INVALID_SPEC: "A field can't be read, or one is absent that has no default here; the "
+    "message names each. Fix the object; its groups go on running as they are.",
     Reason.NAME_CONFLICT: "An object of somebody else has a name that a child needs. It is never "
     "touched: remove it, or rename the TPInference.",
     Reason.KUBERAY_NOT_INSTALLED: "The API server serves no RayCluster. Install KubeRay; the "

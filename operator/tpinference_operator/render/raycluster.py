@@ -14,8 +14,11 @@ from tpinference_operator import names
 from tpinference_operator.api.base import quantity_ceil
 from tpinference_operator.api.core import ResourceRequirements
 from tpinference_operator.api.v1alpha1 import Device, TPInferenceSpec
+from tpinference_operator.errors import InvalidSpec
 from tpinference_operator.render.engine_command import head_command, worker_command
 from tpinference_operator.render.pod import PodPart, render_pod_template
+
+DEFAULT_IMAGE_FLAG = "--default-engine-image"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +58,16 @@ class Stamp:
 
 
 def render_raycluster(spec: TPInferenceSpec, name: str, defaults: Defaults) -> dict[str, Any]:
-    """After: valid for KubeRay 1.6 but for metadata.name; the same for equal arguments."""
+    """After: valid for KubeRay 1.6 but for metadata.name; the same for equal arguments. Raises
+    InvalidSpec or InvalidQuantity: what is rendered is stored, so it must never be half of it."""
     image = spec.engine.image or defaults.image
+    if not image:
+        raise InvalidSpec(
+            (
+                "spec.engine.image is not set and the operator has no default: set the field, or "
+                f"{DEFAULT_IMAGE_FLAG} (the chart's engine.image) of the operator",
+            )
+        )
     head = PodPart(
         role=names.ROLE_HEAD,
         section=spec.head,
