@@ -40,7 +40,8 @@ class CreateChild:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptChild:
-    """Make us the controller of an orphan: JSON patch with a test on metadata.uid."""
+    """Make us the controller of an orphan: merge patch of the owner references with the orphan's
+    uid and resourceVersion in the body, so that a namesake or one that changed is refused."""
 
     kind: ChildKind
     name: str

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 GROUP = "serving.tpinference.dev"
@@ -33,8 +34,6 @@ ROLE_LABEL = f"{GROUP}/role"
 """head or worker."""
 TRAFFIC_LABEL = f"{GROUP}/traffic"
 """on = the Service may send requests to this head; off = draining or not switched to yet."""
-
-RAY_CLUSTER_LABEL = "ray.io/cluster"
 
 ROLE_HEAD = "head"
 ROLE_WORKER = "worker"
@@ -69,6 +68,13 @@ def hash8(*parts: Any) -> str:
 
 def revision_name(owner: str, revision: str) -> str:
     return f"{owner}-{revision}"
+
+
+def hash8_of(name: str) -> str:
+    """Of a revision's name, what identifies it; empty when that is not such a name. Its label is
+    for people who select on it: anybody may edit a label."""
+    found = re.search(r"-([0-9a-f]{8})$", name)
+    return found[1] if found else ""
 
 
 def ray_cluster_name(owner: str, ordinal: int, incarnation: str) -> str:

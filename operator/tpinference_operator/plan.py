@@ -144,7 +144,7 @@ def _act(observed: Observed, stored: dict[str, Revision], target: Revision) -> P
     ]
     wakes = [s for s in (*(step.wake_after_s for step in steps), service_wake_s) if s is not None]
     return Plan(
-        actions=tuple(sorted(actions, key=_position)),
+        actions=(*(a for s in steps for a in s.first), *sorted(actions, key=_position)),
         groups=records,
         epoch=max(highest_epoch(observed), *(r.epoch for r in records), 0),
         update_revision=target.hash8,
@@ -194,30 +194,26 @@ def _predecessors_left(observed: Observed) -> bool:
 
 
 def _taken_names(observed: Observed, decided: Plan) -> list[tuple[ChildKind, Meta]]:
-    """Somebody else's objects whose names the plan needs. A dying Service is its own case: all
-    the rest goes on without it."""
+    """Objects whose names the plan needs: somebody else's, dying ones, or a revision of ours that
+    holds nothing. A dying Service is its own case: all the rest goes on without it."""
     wanted = {(a.kind, a.name) for a in decided.actions if isinstance(a, CreateChild)}
     service = observed.service
-    if service is not None and not service.meta.deleting:
+    if service is not None and not service.meta.deleting and not service.meta.mine:
         wanted.add((ChildKind.SERVICE, service.meta.name))
     present = [
         *((ChildKind.SERVICE, s.meta) for s in (service,) if s),
         *((ChildKind.RAY_CLUSTER, c.meta) for c in observed.ray_clusters),
         *((ChildKind.REVISION, r.meta) for r in observed.revisions),
     ]
-    return [
-        (kind, meta)
-        for kind, meta in present
-        if meta.ownership is Ownership.FOREIGN and (kind, meta.name) in wanted
-    ]
+    return [(kind, meta) for kind, meta in present if (kind, meta.name) in wanted]
 
 
 def _conflict(taken: tuple[ChildKind, Meta]) -> Finding:
     kind, meta = taken
+    wrong = "holds no revision" if meta.mine else "is not controlled by this TPInference"
     return Finding(
         reason=Reason.NAME_CONFLICT,
-        message=f"{kind.value} {meta.name!r} exists and is not controlled by this TPInference: "
-        "delete it, or use another name",
+        message=f"{kind.value} {meta.name!r} exists and {wrong}: delete it, or use another name",
     )
 
 
@@ -298,7 +294,7 @@ def _prunings(
         for seen in observed.revisions
         if seen.meta.ownership is Ownership.OURS
         and not seen.meta.deleting
-        and seen.meta.labels.get(names.REVISION_LABEL) not in used
+        and names.hash8_of(seen.meta.name) not in used
     ]
     for meta in unused[: max(0, len(unused) - REVISION_HISTORY)]:
         yield DeleteChild(

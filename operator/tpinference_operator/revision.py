@@ -58,13 +58,14 @@ def is_revision_of(revision: Revision, spec: TPInferenceSpec) -> bool:
 
 
 def parse_revision(seen: SeenRevision) -> Revision:
+    """Name and data can't be changed in the API server, so a revision is what these say."""
     data = seen.data
     spec, ray_cluster = data.get("spec"), data.get("rayCluster")
-    hash8 = seen.meta.labels.get(names.REVISION_LABEL, "")
+    hash8 = names.hash8_of(seen.meta.name)
     if not (hash8 and isinstance(spec, Mapping) and isinstance(ray_cluster, Mapping)):
         raise CorruptRevision(
-            f"ControllerRevision {seen.meta.name!r} lacks its label {names.REVISION_LABEL}, "
-            "data.spec or data.rayCluster"
+            f"ControllerRevision {seen.meta.name!r} lacks data.spec or data.rayCluster, or its "
+            "name does not end in -<8 hex digits>"
         )
     return Revision(hash8=hash8, spec=spec, ray_cluster=ray_cluster)
 

@@ -60,6 +60,8 @@ class Step:
 
     record: GroupStatus | None
     """As it is to be recorded; None = the group is over."""
+    first: tuple[Action, ...] = ()
+    """Before the record is written, because they need what the old one says."""
     actions: tuple[Action, ...] = ()
     wake_after_s: float | None = None
     refresh_engines: frozenset[str] = frozenset()
@@ -88,7 +90,7 @@ def step_of(group: Group, context: Context, *, remove: bool, replace: bool) -> S
 def _remove(group: Group, context: Context) -> Step:
     clusters = (*group.older, *((group.cluster,) if group.cluster else ()))
     if not clusters:
-        return Step(record=None)
+        return Step(record=None, first=_delete_unseen(group))
     return Step(
         record=group.record,
         actions=_deletes(group, "scaled down", all_of_it=True),
@@ -129,14 +131,15 @@ def _restart(group: Group, context: Context, failure: LastFailure) -> Step:
 def _begin(group: Group, record: GroupStatus, context: Context, *, why: str) -> Step:
     """Toward the incarnation in `record`: everything before it goes, then its back-off passes,
     then it is created."""
+    unseen = _delete_unseen(group)
     before = (*group.older, *((group.cluster,) if group.cluster else ()))
     if before:
         deletes = _deletes(group, why, all_of_it=True)
-        return Step(record=record, actions=deletes, wake_after_s=GONE_WAIT_S)
+        return Step(record=record, first=unseen, actions=deletes, wake_after_s=GONE_WAIT_S)
     wait_s = _backoff(record, context)
     if wait_s > 0:
-        return Step(record=record, wake_after_s=wait_s)
-    return Step(record=record, actions=(_create(record, context),))
+        return Step(record=record, first=unseen, wake_after_s=wait_s)
+    return Step(record=record, first=unseen, actions=(_create(record, context),))
 
 
 def _watch(group: Group, context: Context) -> Step:
@@ -288,6 +291,19 @@ def _deletes(group: Group, why: str, *, all_of_it: bool = False) -> tuple[Action
         )
         for c in doomed
         if not c.meta.deleting
+    )
+
+
+def _delete_unseen(group: Group) -> tuple[Action, ...]:
+    """A RayCluster that was there and is in no watch any more. Most likely it is gone; if somebody
+    took its labels off, it still runs, and its head may still be in the Service."""
+    uid = group.record.uid
+    if group.cluster is not None or not uid or any(c.meta.uid == uid for c in group.older):
+        return ()
+    return (
+        DeleteChild(
+            kind=ChildKind.RAY_CLUSTER, name=group.record.name, uid=uid, why="not seen any more"
+        ),
     )
 
 

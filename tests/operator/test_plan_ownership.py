@@ -7,10 +7,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from harness.plan_world import World
+from harness.plan_world import Body, World
 
 from tpinference_operator import names
-from tpinference_operator.actions import AdoptChild, ApplyService, CreateChild, DeleteChild
+from tpinference_operator.actions import (
+    AdoptChild,
+    ApplyService,
+    CreateChild,
+    DeleteChild,
+    RecordStatus,
+)
 from tpinference_operator.api.reasons import Reason
 
 MakeWorld = Callable[..., World]
@@ -167,6 +173,66 @@ def test_a_revision_deleted_by_hand_is_stored_again(make_running: MakeWorld) -> 
     world.objects["ControllerRevision"].clear()
     assert world.plan_once() == ["create ControllerRevision"]
     assert world.plan_once() == []
+
+
+@pytest.mark.parametrize("label", [None, "00000000"])
+def test_an_edited_label_of_a_revision_changes_nothing(
+    make_running: MakeWorld, label: str | None
+) -> None:
+    world = make_running()
+    world.all("ControllerRevision")[0]["metadata"]["labels"][names.REVISION_LABEL] = label
+    assert world.plan_once() == []
+    for image in "abcde":
+        world.change(engine={"image": image})
+        world.settle()
+    assert [r["revision"] for r in world.all("ControllerRevision")] == [3, 4, 5, 6]
+
+
+def test_a_revision_of_ours_that_holds_nothing_is_told_and_not_written_over(
+    make_running: MakeWorld,
+) -> None:
+    """Its data can't be changed, so a create would be refused again and again."""
+    world = make_running()
+    world.all("ControllerRevision")[0]["data"] = {}
+    assert world.plan_once() == []
+    assert [f.reason for f in world.plan().findings] == [Reason.NAME_CONFLICT]
+    assert world.plan().wake_after_s is not None
+
+
+def test_a_revision_that_is_being_deleted_is_waited_for(make_running: MakeWorld) -> None:
+    world = make_running()
+    revision = world.all("ControllerRevision")[0]["metadata"]
+    revision["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert world.plan_once() == []
+    assert (world.plan().findings, world.plan().wake_after_s) == ((), 2)
+    world.remove("ControllerRevision", revision["name"])
+    assert world.plan_once() == ["create ControllerRevision"]
+
+
+def test_a_raycluster_that_lost_our_name_label_is_deleted_by_its_uid(
+    make_running: MakeWorld,
+) -> None:
+    """It is in no watch of ours any more, and may serve on."""
+    world = make_running()
+    uid = world.all("RayCluster")[0]["metadata"]["uid"]
+    hidden = world.objects["RayCluster"].copy()
+    world.objects["RayCluster"].clear()
+    actions = world.plan().actions
+    deletes = [a for a in actions if isinstance(a, DeleteChild)]
+    assert [(a.name, a.uid) for a in deletes] == [(next(iter(hidden)), uid)]
+    # The uid is in the record that goes, so cut in between it must have been used already.
+    assert actions.index(deletes[0]) < actions.index(RecordStatus())
+
+
+@pytest.mark.parametrize("change", [{"replicas": 0}, {"engine": {"image": "new"}}], ids=str)
+def test_a_raycluster_that_lost_our_name_label_is_deleted_whatever_comes_next(
+    make_running: MakeWorld, change: Body
+) -> None:
+    world = make_running()
+    uid = world.all("RayCluster")[0]["metadata"]["uid"]
+    world.objects["RayCluster"].clear()
+    world.change(**change)
+    assert [a.uid for a in world.plan().actions if isinstance(a, DeleteChild)] == [uid]
 
 
 # What the acting half is asked to look at

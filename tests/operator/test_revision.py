@@ -109,11 +109,21 @@ def test_a_revision_is_the_same_after_being_stored(make_tpi: MakeTpi, make_spec:
     assert parse_revision(seen(make_tpi(), manifest)) == revision
 
 
-@pytest.mark.parametrize("spoil", ["label", "spec", "rayCluster"])
+@pytest.mark.parametrize("label", [None, "00000000"])
+def test_a_revision_is_known_by_its_name_whatever_its_label_says(
+    make_tpi: MakeTpi, make_spec: MakeSpec, label: str | None
+) -> None:
+    revision = revise(make_spec())
+    manifest = render_controllerrevision(revision, OWNER, number=1)
+    manifest["metadata"]["labels"][names.REVISION_LABEL] = label
+    assert parse_revision(seen(make_tpi(), manifest)) == revision
+
+
+@pytest.mark.parametrize("spoil", ["name", "spec", "rayCluster"])
 def test_a_spoilt_revision_is_named(make_tpi: MakeTpi, make_spec: MakeSpec, spoil: str) -> None:
     manifest = render_controllerrevision(revise(make_spec()), OWNER, number=1)
-    if spoil == "label":
-        del manifest["metadata"]["labels"][names.REVISION_LABEL]
+    if spoil == "name":
+        manifest["metadata"]["name"] = "llm-copy"
     else:
         manifest["data"] = {k: v for k, v in manifest["data"].items() if k != spoil}
     with pytest.raises(CorruptRevision, match=manifest["metadata"]["name"]):

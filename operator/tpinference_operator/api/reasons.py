@@ -159,7 +159,8 @@ REASON_MEANING = {
     Reason.AVAILABLE: "At least one group answers.",
     Reason.AS_EXPECTED: "Nothing is broken.",
     Reason.RESTART_BUDGET_EXHAUSTED: "A group was restarted 5 times within an hour; what is left "
-    "of it stays for a look until the hour is over or the spec changes.",
+    "of it stays for a look. It is restarted by itself once fewer than 5 restarts lie within the "
+    "last hour, and at once when a field that rolls changes.",
 }
 
 ENGINE_REASONS = frozenset(
