@@ -29,7 +29,7 @@ class RankPlace:
     pod: str
     """Host name, which is the pod's name in a cluster."""
     node: str
-    """Ray's node id."""
+    """The Kubernetes node, else Ray's node id."""
     device: str
     pid: int
 
