@@ -15,8 +15,9 @@ from tpinference_operator.api.reasons import (
     Reason,
     known_reason,
 )
-from tpinference_operator.groups import Group, backoff_left_s, budget_spent
-from tpinference_operator.observed import ContainerProblem, Observed, SeenEngine, SeenPod
+from tpinference_operator.groups import Group, backoff_left_s, budget_back_at, budget_spent
+from tpinference_operator.observe import format_time
+from tpinference_operator.observed import Observed, SeenPod
 
 OBSERVE_DEADLINE = timedelta(seconds=30)
 """KubeRay writes a first status within a second when it watches the namespace."""
@@ -164,22 +165,25 @@ def kuberay_is_silent(group: Group, observed: Observed) -> Problem | None:
 def head_is_lost(group: Group, observed: Observed) -> Problem | None:
     """Seen only when the restart budget is spent; otherwise the group is already replaced."""
     if group.head is None and group.provisioned_once and budget_spent(group.record, observed.now):
-        message = f"restarted {group.record.restarts} times; the head pod is gone again"
+        message = f"{_spent(group, observed)}: the head pod is gone again"
         return Problem(reason=Reason.RESTART_BUDGET_EXHAUSTED, message=message)
     return None
 
 
 def image_can_not_be_pulled(group: Group, observed: Observed) -> Problem | None:
-    for pod, problem in _pod_problems(group):
-        if problem.reason in _PULL_REASONS:
-            return Problem(reason=Reason.IMAGE_PULL_FAILED, message=_told(pod, problem, observed))
+    for pod in group.pods:
+        if pod.problem is not None and pod.problem.reason in _PULL_REASONS:
+            return Problem(reason=Reason.IMAGE_PULL_FAILED, message=_told(pod, observed))
     return None
 
 
 def container_failed(group: Group, observed: Observed) -> Problem | None:
-    for pod, problem in _pod_problems(group):
-        return Problem(reason=Reason.CONTAINER_FAILED, message=_told(pod, problem, observed))
-    return None
+    """Of live pods; until the group has worked, also of those before them: KubeRay makes new pods
+    again and again, and each of them only starts."""
+    said = next((_told(pod, observed) for pod in group.pods if pod.problem), "")
+    if not said and not group.provisioned_once and not group.all_running:
+        said = _last_end(group)
+    return Problem(reason=Reason.CONTAINER_FAILED, message=said) if said else None
 
 
 def volume_can_not_be_mounted(group: Group, observed: Observed) -> Problem | None:
@@ -198,8 +202,9 @@ def not_all_pods_run(group: Group, observed: Observed) -> Problem | None:
         return None
     running = sum(pod.phase == "Running" for pod in group.pods)
     message = f"{running} of {1 + _num_hosts(group)} pods run"
-    reason = Reason.WORKERS_LOST if group.provisioned_once else Reason.PODS_STARTING
-    return Problem(reason=reason, message=message)
+    if not group.provisioned_once:
+        return Problem(reason=Reason.PODS_STARTING, message=message)
+    return Problem(reason=Reason.WORKERS_LOST, message=_joined(message, _last_end(group)))
 
 
 RAY_CLUSTER_READY: tuple[Check, ...] = (
@@ -218,13 +223,35 @@ RAY_CLUSTER_READY: tuple[Check, ...] = (
 
 def engine_failed(group: Group, observed: Observed) -> Problem | None:
     engine = group.engine
-    if engine is None or engine.state != "failed":
+    if engine is None:
+        return _engine_failed_before(group, observed)
+    if engine.state != "failed":
         return None
-    message = _failure_message(engine)
+    failure, message = engine.last_failure, engine.message or engine.reason
+    if failure is not None:
+        message = _at_rank(failure.rank, failure.pod, failure.message or engine.message)
     known = engine.reason in ENGINE_REASONS
     reason = Reason(engine.reason) if known else Reason.ENGINE_CRASHED
+    return _engine_problem(group, observed, reason, message)
+
+
+def _engine_failed_before(group: Group, observed: Observed) -> Problem | None:
+    """A failure that an engine never leaves holds while it can't be asked: a fetch that failed, or
+    an operator that was just started, is no news about it."""
+    last = group.recorded_failure
+    if last is None or group.head is None or group.head.ready:
+        return None
+    reason = known_reason(last.reason)
+    if reason not in ENGINE_REASONS:
+        return None
+    if reason in RESTARTABLE and not budget_spent(group.record, observed.now):
+        return None
+    return _engine_problem(group, observed, reason, _at_rank(last.rank, last.pod, last.message))
+
+
+def _engine_problem(group: Group, observed: Observed, reason: Reason, message: str) -> Problem:
     if reason in RESTARTABLE and budget_spent(group.record, observed.now):
-        spent = f"restarted {group.record.restarts} times, still {reason}: {message}"
+        spent = f"{_spent(group, observed)}, still {reason}: {message}"
         return Problem(reason=Reason.RESTART_BUDGET_EXHAUSTED, message=spent)
     return Problem(reason=reason, message=message)
 
@@ -244,7 +271,7 @@ def engine_starts(group: Group, observed: Observed) -> Problem | None:
     if group.engine:
         stages = group.engine.stages
         message = f"stage {stages[-1].name}" if stages else f"state {group.engine.state}"
-    return Problem(reason=Reason.ENGINE_STARTING, message=message)
+    return Problem(reason=Reason.ENGINE_STARTING, message=_joined(message, _last_end(group)))
 
 
 def head_is_not_ready(group: Group, observed: Observed) -> Problem | None:
@@ -259,12 +286,26 @@ def head_is_not_ready(group: Group, observed: Observed) -> Problem | None:
 ENGINE_READY: tuple[Check, ...] = (engine_failed, group_drains, engine_starts, head_is_not_ready)
 
 
-def _failure_message(engine: SeenEngine) -> str:
-    failure = engine.last_failure
-    if failure is None:
-        return engine.message or engine.reason
-    where = f"rank {failure.rank} on pod {failure.pod}: " if failure.rank is not None else ""
-    return f"{where}{failure.message or engine.message}"
+def _at_rank(rank: int | None, pod: str, message: str) -> str:
+    return message if rank is None else f"rank {rank} on pod {pod}: {message}"
+
+
+def _spent(group: Group, observed: Observed) -> str:
+    """A spent budget comes back by itself, so the message has the time."""
+    again = format_time(budget_back_at(group.record, observed.now))
+    return f"restarted {group.record.restarts} times, tried again at {again}"
+
+
+def _last_end(group: Group) -> str:
+    """How a pod of this incarnation ended last, as seen or as recorded."""
+    seen = next((pod.what_is_wrong for pod in group.lost_pods if pod.problem), "")
+    last = group.recorded_failure
+    recorded = last.message if last and last.reason == Reason.CONTAINER_FAILED else ""
+    return seen or recorded
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
 
 
 def _replica_failure(group: Group) -> str:
@@ -279,17 +320,9 @@ def _num_hosts(group: Group) -> int:
     return group.cluster.num_hosts if group.cluster else 0
 
 
-def _pod_problems(group: Group) -> Iterable[tuple[SeenPod, ContainerProblem]]:
-    for pod in group.pods:
-        if pod.problem:
-            yield pod, pod.problem
-
-
-def _told(pod: SeenPod, problem: ContainerProblem, observed: Observed) -> str:
+def _told(pod: SeenPod, observed: Observed) -> str:
     """The kubelet's message; where it is only "Back-off pulling", the event with the cause too."""
-    said = f"pod {pod.meta.name}: {problem.reason}: {problem.message}".rstrip(": ")
-    if problem.exit_code is not None:
-        said += f" (exit code {problem.exit_code})"
+    said = pod.what_is_wrong
     for event in observed.events:
         if event.involved_uid == pod.meta.uid and event.reason == "Failed":
             if event.message not in said and not event.message.startswith("Error: "):

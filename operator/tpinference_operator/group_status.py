@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tpinference_operator.api.reasons import Reason
 from tpinference_operator.api.status import (
     MAX_MESSAGE,
     MAX_RANKS,
+    MAX_REASON,
     GroupStatus,
     LastFailure,
     Rank,
@@ -15,7 +17,7 @@ from tpinference_operator.api.status import (
 )
 from tpinference_operator.groups import Group
 from tpinference_operator.observe import format_time, parse_time
-from tpinference_operator.observed import EngineFailure, SeenEngine
+from tpinference_operator.observed import SeenEngine
 
 
 def group_statuses(groups: Iterable[Group]) -> list[GroupStatus]:
@@ -34,15 +36,15 @@ def _group_status(group: Group) -> GroupStatus:
     """What the engine said last stays when it can't be asked now."""
     uid = group.cluster.meta.uid if group.cluster else group.record.uid
     record = group.record.model_copy(update={"ready": group.ready, "uid": uid})
-    engine = group.engine
+    engine, failure = group.engine, _engine_failure(group) or _pod_failure(group)
+    if failure:
+        record = record.model_copy(update={"last_failure": failure})
     if engine is None:
         return record
-    failure = engine.last_failure
     return record.model_copy(
         update={
             "startup": _startup(engine) if engine.stages else record.startup,
             "ranks": _ranks(engine) if engine.ranks else record.ranks,
-            "last_failure": _last_failure(failure) if failure else record.last_failure,
         }
     )
 
@@ -72,13 +74,43 @@ def _ranks(engine: SeenEngine) -> list[Rank]:
     ]
 
 
-def _last_failure(failure: EngineFailure) -> LastFailure:
+def _engine_failure(group: Group) -> LastFailure | None:
+    engine = group.engine
+    if engine is None:
+        return None
+    failure = engine.last_failure
+    if failure is None:
+        if engine.state != "failed":
+            return None
+        return LastFailure(
+            reason=engine.reason[:MAX_REASON],
+            message=engine.message[:MAX_MESSAGE],
+            epoch=group.record.epoch,
+        )
     return LastFailure(
         rank=failure.rank,
         pod=failure.pod,
         node=failure.node,
-        reason=failure.reason[:128],
+        reason=failure.reason[:MAX_REASON],
         exit_code=failure.exit_code,
-        message=failure.message[:MAX_MESSAGE],
+        message=(failure.message or engine.message)[:MAX_MESSAGE],
         time=format_time(parse_time(failure.time)) if failure.time else None,
+        epoch=group.record.epoch,
     )
+
+
+def _pod_failure(group: Group) -> LastFailure | None:
+    """KubeRay deletes a pod that ended within a second: only the record can tell it later."""
+    for pod in group.lost_pods:
+        if pod.problem is not None:
+            ended_at = pod.problem.ended_at
+            return LastFailure(
+                pod=pod.meta.name,
+                node=pod.node,
+                reason=Reason.CONTAINER_FAILED.value,
+                exit_code=pod.problem.exit_code,
+                message=pod.what_is_wrong[:MAX_MESSAGE],
+                time=format_time(parse_time(ended_at)) if ended_at else None,
+                epoch=group.record.epoch,
+            )
+    return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tpinference_operator import names
-from tpinference_operator.api.status import GroupStatus
+from tpinference_operator.api.status import GroupStatus, LastFailure
 from tpinference_operator.observe import parse_time
 from tpinference_operator.observed import (
     Observed,
@@ -67,6 +67,17 @@ class Group:
         return ((self.head,) if self.head else ()) + self.workers
 
     @property
+    def lost_pods(self) -> tuple[SeenPod, ...]:
+        """Of this incarnation, those that ended or are going; KubeRay makes others."""
+        return ((self.lost_head,) if self.lost_head else ()) + self.lost_workers
+
+    @property
+    def recorded_failure(self) -> LastFailure | None:
+        """The last one of this incarnation; the record may still tell why it was made."""
+        last = self.record.last_failure
+        return last if last is not None and last.epoch == self.record.epoch else None
+
+    @property
     def provisioned_once(self) -> bool:
         """From then on KubeRay makes no new head (our annotation). This latch is the one thing
         that Provisioned is good for."""
@@ -108,6 +119,11 @@ def recent_restarts(record: GroupStatus, now: datetime) -> list[str]:
 
 def budget_spent(record: GroupStatus, now: datetime) -> bool:
     return len(recent_restarts(record, now)) >= MAX_RESTARTS
+
+
+def budget_back_at(record: GroupStatus, now: datetime) -> datetime:
+    """Before: the budget is spent. When so few restarts lie within the window that one is free."""
+    return parse_time(recent_restarts(record, now)[-MAX_RESTARTS]) + RESTART_WINDOW
 
 
 def backoff_left_s(record: GroupStatus, now: datetime, *, quota: bool) -> float:

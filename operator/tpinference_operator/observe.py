@@ -7,7 +7,7 @@ wanted, and reaches no cluster: the acting half hands the raw objects in.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
@@ -237,12 +237,22 @@ def _pod(raw: Raw, tpi: TPInference) -> SeenPod:
         unschedulable=scheduled.message if scheduled and not is_scheduled else "",
         ip=status.get("podIP") or "",
         node=(raw.get("spec") or {}).get("nodeName") or "",
-        problem=_container_problem(status),
+        problem=_container_problem(status, _deletion_asked(raw["metadata"])),
     )
 
 
-def _container_problem(status: Raw) -> ContainerProblem | None:
-    """The first container, init containers first, that waits for a reason of its own or failed."""
+def _deletion_asked(meta: Raw) -> datetime | None:
+    """When somebody asked for it: deletionTimestamp is that plus the grace period."""
+    if "deletionTimestamp" not in meta:
+        return None
+    grace = timedelta(seconds=_number(meta.get("deletionGracePeriodSeconds")))
+    return parse_time(meta["deletionTimestamp"]) - grace
+
+
+def _container_problem(status: Raw, asked: datetime | None) -> ContainerProblem | None:
+    """The first container, init containers first, that waits for a reason of its own or ended by
+    itself; else why the kubelet ended the pod. Ours never end well: they serve."""
+    succeeded = status.get("phase") == "Succeeded"
     for key in ("initContainerStatuses", "containerStatuses"):
         for container in status.get(key) or ():
             state = container.get("state") or {}
@@ -253,12 +263,21 @@ def _container_problem(status: Raw) -> ContainerProblem | None:
                     message=waiting.get("message") or "",
                     exit_code=None,
                 )
-            if ended and ended.get("exitCode", 0) != 0:
+            wanted = succeeded and key == "containerStatuses"
+            if ended and (ended.get("exitCode", 0) != 0 or wanted):
+                finished = ended.get("finishedAt") or ""
+                if asked is not None and parse_time(finished) > asked:
+                    return None
                 return ContainerProblem(
                     reason=ended.get("reason") or "",
                     message=ended.get("message") or "",
                     exit_code=ended.get("exitCode"),
+                    ended_at=finished,
                 )
+    if status.get("phase") == "Failed" and status.get("reason"):
+        return ContainerProblem(
+            reason=status["reason"], message=status.get("message") or "", exit_code=None
+        )
     return None
 
 

@@ -79,11 +79,13 @@ class SeenRayCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerProblem:
-    """Why a container does not run: a waiting reason such as ImagePullBackOff, or how it ended."""
+    """Why a container does not run: a waiting reason such as ImagePullBackOff, or how it ended.
+    One that ended because its pod was deleted has no problem."""
 
     reason: str
     message: str
     exit_code: int | None
+    ended_at: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,15 @@ class SeenPod:
     def lost(self) -> bool:
         """Ended or going: it can't come back (restartPolicy Never)."""
         return self.meta.deleting or self.phase in ("Failed", "Succeeded")
+
+    @property
+    def what_is_wrong(self) -> str:
+        """In the kubelet's words; empty when nothing is."""
+        if self.problem is None:
+            return ""
+        said = f"pod {self.meta.name}: {self.problem.reason}: {self.problem.message}".rstrip(": ")
+        code = self.problem.exit_code
+        return said if code is None else f"{said} (exit code {code})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -208,11 +208,11 @@ def _failure(group: Group, context: Context) -> LastFailure | None:
         return _deleted(group, context)
     refusal = next((c.message for c in cluster.conditions if QUOTA_WORDS in c.message), None)
     if refusal and not group.all_running:
-        return _failed(context, Reason.QUOTA_EXCEEDED, refusal)
+        return _failed(group, context, Reason.QUOTA_EXCEEDED, refusal)
     if budget_spent(group.record, context.now):
         return None
     if group.head is None and group.provisioned_once:
-        return _lost_head(group.lost_head, context)
+        return _lost_head(group, context)
     engine = group.engine
     if engine and engine.state == "failed" and engine.reason in RESTARTABLE:
         return _engine_failure(group, context)
@@ -221,18 +221,20 @@ def _failure(group: Group, context: Context) -> LastFailure | None:
 
 def _deleted(group: Group, context: Context) -> LastFailure:
     return _failed(
+        group,
         context,
         Reason.RAY_CLUSTER_DELETED,
         f"RayCluster {group.record.name} was deleted by somebody else",
     )
 
 
-def _lost_head(pod: SeenPod | None, context: Context) -> LastFailure:
+def _lost_head(group: Group, context: Context) -> LastFailure:
+    pod = group.lost_head
     if pod is None:
-        return _failed(context, Reason.HEAD_LOST, "the head pod is gone")
+        return _failed(group, context, Reason.HEAD_LOST, "the head pod is gone")
     problem = pod.problem
     how = f": {problem.reason} {problem.message}".rstrip() if problem else ""
-    failure = _failed(context, Reason.HEAD_LOST, f"head pod {pod.meta.name} ended{how}")
+    failure = _failed(group, context, Reason.HEAD_LOST, f"head pod {pod.meta.name} ended{how}")
     return failure.model_copy(
         update={
             "pod": pod.meta.name,
@@ -246,7 +248,7 @@ def _engine_failure(group: Group, context: Context) -> LastFailure:
     assert group.engine is not None, "callers have checked"
     seen = group.engine.last_failure
     message = (seen.message if seen else "") or group.engine.message
-    failure = _failed(context, Reason(group.engine.reason), message)
+    failure = _failed(group, context, Reason(group.engine.reason), message)
     if seen is None:
         return failure
     return failure.model_copy(
@@ -259,9 +261,12 @@ def _engine_failure(group: Group, context: Context) -> LastFailure:
     )
 
 
-def _failed(context: Context, reason: Reason, message: str) -> LastFailure:
+def _failed(group: Group, context: Context, reason: Reason, message: str) -> LastFailure:
     return LastFailure(
-        reason=reason.value, message=message[:MAX_MESSAGE], time=format_time(context.now)
+        reason=reason.value,
+        message=message[:MAX_MESSAGE],
+        time=format_time(context.now),
+        epoch=group.record.epoch,
     )
 
 

@@ -13,7 +13,8 @@ from pydantic import Field
 from tpinference_operator.api.base import ApiModel, list_map
 
 Short = Annotated[str, Field(max_length=253)]
-Reason = Annotated[str, Field(max_length=128)]
+MAX_REASON = 128
+Reason = Annotated[str, Field(max_length=MAX_REASON)]
 Time = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
 Count = Annotated[int, Field(ge=0)]
 
@@ -105,6 +106,8 @@ class LastFailure(ApiModel):
     """In the engine's own words."""
     time: Time | None = None
     """When it failed."""
+    epoch: Count = 0
+    """Incarnation of the group that failed."""
 
 
 class GroupStatus(ApiModel):
