@@ -1,7 +1,8 @@
 """What kopf is used for: watching and indexing. Handlers only enqueue keys and return None.
 
 Of kopf's decorators only index, on.event, on.startup and on.login appear here: these write nothing.
-Any other would put a finalizer, an annotation or a status of kopf's own on people's objects.
+Any other would put a finalizer, an annotation or a status of kopf's own on people's objects. All
+are coroutines: kopf runs plain functions on threads.
 """
 
 from __future__ import annotations
@@ -123,12 +124,12 @@ async def on_login(*, memo: Wiring, **_: Any) -> kopf.AiohttpSession:
     return kopf.AiohttpSession(server=memo.configuration.host, aiohttp_session=session)
 
 
-def index(*, body: Body, param: Any = None, **_: Any) -> dict[Key, Body]:
+async def index(*, body: Body, param: Any = None, **_: Any) -> dict[Key, Body]:
     key = key_of(body, param)
     return {key: cache.slim_body(body)} if key is not None else {}
 
 
-def on_event(
+async def on_event(
     *, event: kopf.RawEvent, body: Body, memo: Wiring, param: Any = None, **indexes: Any
 ) -> None:
     """By the time that kopf calls this for the first time, all its indexes are complete."""

@@ -103,7 +103,9 @@ def start_operator(
     """Starts a replica that watches this test's namespace, unless told otherwise."""
     started: list[OperatorProcess] = []
 
-    def start(name: str = "op", *, token: str = "", **settings: str) -> OperatorProcess:
+    def start(
+        name: str = "op", *, token: str = "", version: Path | None = None, **settings: str
+    ) -> OperatorProcess:
         number = len(started)
         kubeconfig = write_kubeconfig(
             tmp_path / f"{name}-{number}.kubeconfig",
@@ -120,6 +122,7 @@ def start_operator(
                 "identity": f"{name}-{number}",
                 **settings,
             },
+            python_path=(version,) if version is not None else (),
         )
         started.append(operator)
         return operator.start()

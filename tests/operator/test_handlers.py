@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,15 @@ def test_no_handler_that_writes_is_registered(with_ray: bool) -> None:
     assert {type(h).__name__ for h in registry._activities.get_all_handlers()} == {
         "ActivityHandler"
     }
+
+
+@pytest.mark.parametrize("with_ray", [True, False])
+def test_every_handler_is_a_coroutine_and_so_runs_in_the_event_loop(with_ray: bool) -> None:
+    registry = build_registry(with_ray=with_ray)
+    parts: Any = (registry._indexing, registry._watching, registry._activities)
+    handlers = [handler.fn for part in parts for handler in part.get_all_handlers()]
+    assert len(handlers) >= 10
+    assert all(map(inspect.iscoroutinefunction, handlers))
 
 
 def test_raycluster_handlers_only_where_ray_is_served() -> None:
@@ -109,36 +119,36 @@ def body(**labels: str) -> dict[str, Any]:
     }
 
 
-def send(memo: Any, kind: Watched, what: dict[str, Any], event_type: str | None) -> None:
+async def send(memo: Any, kind: Watched, what: dict[str, Any], event_type: str | None) -> None:
     event: kopf.RawEvent = {"type": event_type, "object": what}  # type: ignore[typeddict-item]
     handler: Any = on_event
-    answer = handler(event=event, body=what, memo=memo, param=kind, pods={}, tpinferences={})
+    answer = await handler(event=event, body=what, memo=memo, param=kind, pods={}, tpinferences={})
     assert answer is None  # kopf would patch a value into the object's status
 
 
-def test_the_owner_and_its_children_enqueue_the_owner() -> None:
+async def test_the_owner_and_its_children_enqueue_the_owner() -> None:
     memo = Memo()
-    send(memo, OWNER, body(), "ADDED")
-    send(memo, RAYCLUSTERS, body(name="llm"), "MODIFIED")
+    await send(memo, OWNER, body(), "ADDED")
+    await send(memo, RAYCLUSTERS, body(name="llm"), "MODIFIED")
     assert memo.enqueued == [("ns", "x"), ("ns", "llm")]
     assert memo.pods == []
 
 
-def test_pods_are_told_to_the_engine_watch() -> None:
+async def test_pods_are_told_to_the_engine_watch() -> None:
     memo = Memo()
-    send(memo, POD, body(name="llm"), None)
-    send(memo, POD, body(name="llm"), "DELETED")
+    await send(memo, POD, body(name="llm"), None)
+    await send(memo, POD, body(name="llm"), "DELETED")
     assert memo.pods == ["seen u", "gone u"]
 
 
-def test_an_object_without_our_label_is_nobodys() -> None:
+async def test_an_object_without_our_label_is_nobodys() -> None:
     memo = Memo()
-    send(memo, POD, body(), "ADDED")
-    assert (memo.enqueued, index(body=body(), param=POD)) == ([], {})
+    await send(memo, POD, body(), "ADDED")
+    assert (memo.enqueued, await index(body=body(), param=POD)) == ([], {})
 
 
-def test_the_index_keeps_a_slim_copy_by_owner() -> None:
-    indexed = index(body=body(name="llm"), param=POD)
+async def test_the_index_keeps_a_slim_copy_by_owner() -> None:
+    indexed = await index(body=body(name="llm"), param=POD)
     assert list(indexed) == [("ns", "llm")]
     assert "managedFields" not in indexed[("ns", "llm")]["metadata"]
-    assert list(index(body=body(), param=OWNER)) == [("ns", "x")]
+    assert list(await index(body=body(), param=OWNER)) == [("ns", "x")]
