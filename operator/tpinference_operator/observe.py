@@ -202,6 +202,8 @@ def _ray_cluster(raw: Raw, tpi: TPInference) -> SeenRayCluster:
             _number(group.get("numOfHosts", 1))
             for group in (raw.get("spec") or {}).get("workerGroupSpecs") or ()
         ),
+        generation=_number(raw["metadata"].get("generation")),
+        spec=raw.get("spec") or {},
         has_status=bool(status),
         conditions=_conditions(status),
     )

@@ -72,6 +72,10 @@ class SeenRayCluster:
     epoch: int
     num_hosts: int
     """Worker pods that it asks for: of its own revision, not of the spec as it is now."""
+    generation: int
+    """Grows with each edit of the spec; we make none."""
+    spec: Raw
+    """For comparing it with the stored rendering."""
     has_status: bool
     """KubeRay has written anything at all."""
     conditions: tuple[SeenCondition, ...]

@@ -121,6 +121,7 @@ def _act(observed: Observed, stored: dict[str, Revision], target: Revision) -> P
         owner=owner,
         drain_seconds=tpi.spec.update_strategy.drain_seconds,
         target=target,
+        stored=stored,
         next_epoch=epochs.__next__,
     )
     removed = _surplus(groups, tpi.spec.replicas)

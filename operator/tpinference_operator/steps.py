@@ -6,7 +6,7 @@ until it is gone, create.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -29,6 +29,7 @@ from tpinference_operator.api.status import (
 from tpinference_operator.groups import Group, backoff_left_s, budget_spent, recent_restarts
 from tpinference_operator.observe import format_time, parse_time
 from tpinference_operator.observed import SeenPod
+from tpinference_operator.render.compare import first_difference
 from tpinference_operator.render.raycluster import Owner, Stamp, group_name, stamp_raycluster
 from tpinference_operator.revision import Revision
 
@@ -51,6 +52,8 @@ class Context:
     drain_seconds: int
     target: Revision
     """What every new incarnation is made from."""
+    stored: Mapping[str, Revision]
+    """What present ones were made from, by hash8."""
     next_epoch: Callable[[], int]
 
 
@@ -213,6 +216,9 @@ def _failure(group: Group, context: Context) -> LastFailure | None:
         return None
     if group.head is None and group.provisioned_once:
         return _lost_head(group, context)
+    edited = _edited(group, context)
+    if edited:
+        return _failed(group, context, Reason.RAY_CLUSTER_EDITED, edited)
     engine = group.engine
     if engine and engine.state == "failed" and engine.reason in RESTARTABLE:
         return _engine_failure(group, context)
@@ -226,6 +232,17 @@ def _deleted(group: Group, context: Context) -> LastFailure:
         Reason.RAY_CLUSTER_DELETED,
         f"RayCluster {group.record.name} was deleted by somebody else",
     )
+
+
+def _edited(group: Group, context: Context) -> str:
+    """What is not as it was made; empty if all is. The API server counts edits of a spec, so one
+    that was never edited is not compared."""
+    cluster, revision = group.cluster, context.stored.get(group.record.revision)
+    if cluster is None or revision is None or cluster.generation <= 1:
+        return ""
+    # Of a group the rendering is a part, so it need not be stamped first.
+    path = first_difference(revision.ray_cluster["spec"], cluster.spec, "spec")
+    return f"{path} of RayCluster {cluster.meta.name} was edited" if path else ""
 
 
 def _lost_head(group: Group, context: Context) -> LastFailure:

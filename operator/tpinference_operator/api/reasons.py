@@ -66,6 +66,7 @@ class Reason(StrEnum):
     ALL_PODS_RUNNING = "AllPodsRunning"
     HEAD_LOST = "HeadLost"
     RAY_CLUSTER_DELETED = "RayClusterDeleted"
+    RAY_CLUSTER_EDITED = "RayClusterEdited"
     WORKERS_LOST = "WorkersLost"
 
     ENGINE_STARTING = "EngineStarting"
@@ -134,6 +135,8 @@ REASON_MEANING = {
     Reason.ALL_PODS_RUNNING: "Every pod of every group runs.",
     Reason.HEAD_LOST: "The head pod ended or was removed; the group is restarted.",
     Reason.RAY_CLUSTER_DELETED: "A RayCluster was deleted by somebody else; it is replaced.",
+    Reason.RAY_CLUSTER_EDITED: "Somebody edited the spec of a RayCluster; it is replaced. Change "
+    "the TPInference instead.",
     Reason.WORKERS_LOST: "Worker pods ended after the group had started; KubeRay replaces them.",
     Reason.ENGINE_STARTING: "The engine starts; the message has its stage.",
     Reason.ENGINE_NOT_READY: "The engine ran and is not ready now, or can't be asked.",

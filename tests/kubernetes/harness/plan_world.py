@@ -219,8 +219,10 @@ class World:
                 child = self.objects[action.kind.value][action.name]
                 child["metadata"]["ownerReferences"] = [dict(action.owner_reference)]
             case DeleteChild():
-                child = self.objects[action.kind.value].pop(action.name, None)
-                assert child is None or child["metadata"]["uid"] == action.uid
+                # Not there is success, as for the API server's answer.
+                if action.name in self.objects[action.kind.value]:
+                    child = self.objects[action.kind.value].pop(action.name)
+                    assert child["metadata"]["uid"] == action.uid
             case ApplyService():
                 name = action.manifest["metadata"]["name"]
                 live = self.objects.setdefault("Service", {}).get(name, {})
