@@ -7,10 +7,23 @@ knows no HTTP and no engine.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tpinference_engine.errors import EngineBusy, EngineStopped
+
+
+class Admission:
+    """Room inside, held by one call until it is answered."""
+
+    def __init__(self, enter: Callable[[int], None]) -> None:
+        self._enter = enter
+        self.num_requests = 0
+
+    def widen_to(self, num_requests: int) -> None:
+        """Raises EngineBusy and takes nothing more if so many do not fit."""
+        self._enter(num_requests - self.num_requests)
+        self.num_requests = num_requests
 
 
 class Gate:
@@ -33,27 +46,31 @@ class Gate:
         """Nobody enters from now on; who is inside stays. The first reason is the one told."""
         self._closed = self._closed or reason
 
-    def check_room(self, num_requests: int = 1) -> None:
-        """Raises what `admit` would raise; asked before a body is read, for nothing."""
+    @contextmanager
+    def admit(self) -> Iterator[Admission]:
+        """A call enters as one request, since its body tells later how many it is."""
         if self._closed is not None:
             raise EngineStopped(self._closed)
+        admission = Admission(self._enter)
+        admission.widen_to(1)
+        try:
+            yield admission
+        finally:
+            self._leave(admission.num_requests)
+
+    def _enter(self, num_requests: int) -> None:
         if self._inside + num_requests > self._max_requests:
             raise EngineBusy(
                 f"{self._inside} requests are running or waiting, {num_requests} more would exceed "
                 f"the limit of {self._max_requests}"
             )
-
-    @contextmanager
-    def admit(self, num_requests: int) -> Iterator[None]:
-        self.check_room(num_requests)
         self._inside += num_requests
         self._empty.clear()
-        try:
-            yield
-        finally:
-            self._inside -= num_requests
-            if self._inside == 0:
-                self._empty.set()
+
+    def _leave(self, num_requests: int) -> None:
+        self._inside -= num_requests
+        if self._inside == 0:
+            self._empty.set()
 
     async def wait_empty(self) -> None:
         await self._empty.wait()

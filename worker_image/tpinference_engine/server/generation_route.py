@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from tpinference_engine.errors import TPInferenceError
 from tpinference_engine.server.answer import Json
 from tpinference_engine.server.body import read_json_body
-from tpinference_engine.server.gate import Gate
+from tpinference_engine.server.gate import Admission, Gate
 from tpinference_engine.server.generation import Generator, Indexed, Piece, run_choices
 from tpinference_engine.server.metrics import Metrics
 from tpinference_engine.server.plan import Plan, ServedModel
@@ -60,28 +60,31 @@ class GenerationRoute(Generic[AnyBody]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived = time.monotonic()
         try:
-            self._serving.gate.check_room()
-            body = await read_json_body(Request(scope, receive))
-            await while_connected(receive, send, partial(self._answer, body, arrived, scope))
+            # Before the body is read: what is being read and planned is bounded as well.
+            with self._serving.gate.admit() as admission:
+                body = await read_json_body(Request(scope, receive))
+                answer = partial(self._answer, body, arrived, admission, scope)
+                await while_connected(receive, send, answer)
         except ClientDisconnect:
             self._count_failure("client_disconnected")
         except TPInferenceError as error:
             self._count_failure(problem_of(error).code)
             raise
 
-    async def _answer(self, body: bytes, arrived: float, scope: Scope, send: Send) -> None:
+    async def _answer(
+        self, body: bytes, arrived: float, admission: Admission, scope: Scope, send: Send
+    ) -> None:
         # Templates and encodings of long prompts take a while, and may not hold up other streams.
         plan = await asyncio.to_thread(self._read, body)
-        serving = self._serving
-        with serving.gate.admit(len(plan.choices)):
-            tally = Tally(serving.metrics, plan.num_prompt_tokens, arrived)
-            async with aclosing(run_choices(serving.engine, plan.choices)) as pieces:
-                if plan.stream:
-                    first = await anext(pieces)
-                    await send_events(self._events(plan, first, pieces, tally), send)
-                else:
-                    response = JSONResponse(await _whole(plan, pieces, tally))
-                    await response(scope, _no_receive, send)
+        admission.widen_to(len(plan.choices))
+        tally = Tally(self._serving.metrics, plan.num_prompt_tokens, arrived)
+        async with aclosing(run_choices(self._serving.engine, plan.choices)) as pieces:
+            if plan.stream:
+                first = await anext(pieces)
+                await send_events(self._events(plan, first, pieces, tally), send)
+            else:
+                response = JSONResponse(await _whole(plan, pieces, tally))
+                await response(scope, _no_receive, send)
         tally.finish()
 
     def _read(self, body: bytes) -> Plan:
