@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tpinference_engine.config import EngineConfig
+from tpinference_engine.engine import process as process_module
 from tpinference_engine.engine.async_engine import AsyncEngine
 from tpinference_engine.engine.core_process import ORPHAN_GRACE_S
+from tpinference_engine.engine.parts import build_echo_parts
+from tpinference_engine.engine.process import ProcessLink
 from tpinference_engine.errors import EngineStopped, StartupTimedOut
+from tpinference_engine.request import FinishReason, Request, SamplingParams
 
 ORPHAN_DEADLINE_S = ORPHAN_GRACE_S + 5.0
 
@@ -40,6 +46,12 @@ def hang(config):
 def die(config):
     import os
     os._exit(7)
+
+
+def answer_what_cannot_be_sent(config):
+    parts = build_echo_parts(config)
+    parts.executor.collective_rpc = lambda *_: [object()]
+    return parts
 
 
 def main(build):
@@ -98,6 +110,23 @@ def start_parent(
         parent.stdout.close()
 
 
+@pytest.fixture
+async def start_engine(
+    make_config: Callable[..., EngineConfig],
+) -> AsyncIterator[Callable[[], Awaitable[AsyncEngine]]]:
+    engines: list[AsyncEngine] = []
+
+    async def start() -> AsyncEngine:
+        config = make_config(distributed_executor_backend="uni")
+        engines.append(AsyncEngine(config, build=build_echo_parts))
+        await engines[-1].start(20)
+        return engines[-1]
+
+    yield start
+    for engine in engines:
+        await engine.shutdown()
+
+
 def read_line(parent: subprocess.Popen[str]) -> str:
     assert parent.stdout is not None
     return parent.stdout.readline().strip()
@@ -109,6 +138,16 @@ def wait_gone(pidfd: int, timeout_s: float) -> float:
     ready, _, _ = select.select([pidfd], [], [], timeout_s)
     assert ready, f"the core lives {timeout_s:g} s after its parent"
     return time.monotonic() - began
+
+
+def broken_join(timeout: float | None = None) -> None:
+    raise RuntimeError("no")
+
+
+def core_pid(engine: AsyncEngine) -> int:
+    pid = cast(ProcessLink, engine._link).pid
+    assert pid is not None
+    return pid
 
 
 @pytest.mark.parametrize("build", ["build_echo_parts", "hang"])
@@ -152,3 +191,94 @@ async def test_a_core_that_dies_in_its_start_says_so_by_its_exit_code(
     assert failure is not None
     assert (failure.reason, failure.exit_code) == ("EngineCrashed", 7)
     await engine.shutdown()
+
+
+async def test_a_core_that_can_not_say_what_it_wants_to_ends_as_a_failure(
+    parents: Path, make_config: Callable[..., EngineConfig]
+) -> None:
+    import parent_module
+
+    engine = AsyncEngine(
+        make_config(distributed_executor_backend="uni"),
+        build=parent_module.answer_what_cannot_be_sent,
+    )
+    await engine.start(20)
+    try:
+        async with asyncio.timeout(ORPHAN_DEADLINE_S):
+            with pytest.raises(EngineStopped, match="the engine core process exited 1"):
+                await engine.collective_rpc("place")
+        assert engine.status().reason == "EngineCrashed"
+    finally:
+        await engine.shutdown()
+
+
+async def test_a_core_that_can_not_take_a_message_in_ends_as_a_failure(
+    start_engine: Callable[[], Awaitable[AsyncEngine]],
+) -> None:
+    engine = await start_engine()
+    cast(ProcessLink, engine._link)._to_core.send(b"no message")
+    async with asyncio.timeout(ORPHAN_DEADLINE_S):
+        failure = await engine.wait_failed()
+    assert (failure.reason, failure.exit_code) == ("EngineCrashed", 1)
+
+
+async def test_a_parent_that_can_not_take_a_message_in_fails_the_engine(
+    start_engine: Callable[[], Awaitable[AsyncEngine]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await start_engine()
+    pid = core_pid(engine)
+
+    def hear(message: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(engine._board, "hear", hear)
+    stream = engine.generate(
+        Request(request_id="a", prompt_token_ids=(1,), params=SamplingParams(max_tokens=9))
+    )
+    async with asyncio.timeout(ORPHAN_DEADLINE_S):
+        failure = await engine.wait_failed()
+        ending = await anext(stream)
+        await engine.shutdown()
+    assert (failure.reason, failure.message) == ("EngineCrashed", "RuntimeError: a bug of ours")
+    assert ending.finish_reason is FinishReason.ERROR
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("part", ["stdin", "directory", "thread"])
+async def test_an_exit_is_told_whatever_can_not_be_cleared_away(
+    start_engine: Callable[[], Awaitable[AsyncEngine]], part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = await start_engine()
+    link = cast(ProcessLink, engine._link)
+    pid = core_pid(engine)
+    if part == "stdin":
+        assert link._process is not None and link._process.stdin is not None
+        link._process.stdin.write(b"left in the buffer")
+    elif part == "directory":
+        shutil.rmtree(link._directory)
+    else:
+        link._waiter.join = broken_join  # type: ignore[method-assign]
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(ORPHAN_DEADLINE_S):
+        failure = await engine.wait_failed()
+        await engine.shutdown()
+    assert failure.exit_code == -signal.SIGKILL
+    assert not link._directory.exists()
+
+
+async def test_a_killed_core_that_is_not_gone_is_not_waited_for_without_end(
+    start_engine: Callable[[], Awaitable[AsyncEngine]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = await start_engine()
+    link = cast(ProcessLink, engine._link)
+    monkeypatch.setattr(process_module, "KILL_TIMEOUT_S", 0.05)
+    with monkeypatch.context() as stuck:
+        stuck.setattr(link._process, "kill", lambda: None)
+        stuck.setattr(link, "_try_send", lambda _: True)
+        async with asyncio.timeout(5):
+            await link.close(0.05)
+    assert f"engine core process {link.pid} is not gone" in caplog.text
+    await link.close(20)
+    assert not Path(f"/proc/{link.pid}").exists()

@@ -36,7 +36,8 @@ from tpinference_engine.engine.messages import (
 from tpinference_engine.engine.parts import BuildParts
 
 ORPHAN_GRACE_S = 3.0
-"""After the parent's death, for the loop to end; ranks end with this process at the latest."""
+"""After the parent is dead or can't be spoken to, for the loop to end; ranks end with this process
+at the latest."""
 LINGER_MS = 1000
 """For the last messages to leave."""
 SWITCH_INTERVAL_S = 0.0005
@@ -50,6 +51,34 @@ logger = logging.getLogger(__name__)
 
 Inbox = queue.SimpleQueue[ToCore]
 Outbox = queue.SimpleQueue[FromCore | None]
+
+
+class _Messaging:
+    """Runs the threads of the messages. A core that is deaf or mute is of no use: it ends."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self.has_failed = False
+
+    def start(self, name: str, target: Callable[..., None], *args: object) -> threading.Thread:
+        def run() -> None:
+            try:
+                target(*args)
+            # The outermost frame of the thread.
+            except Exception:
+                logger.exception("%s can't go on, the engine core ends", name)
+                self._end()
+
+        thread = threading.Thread(target=run, name=name)
+        thread.start()
+        return thread
+
+    def _end(self) -> None:
+        self.has_failed = True
+        self._inbox.put(StopCore())
+        force = threading.Timer(ORPHAN_GRACE_S, _exit_at_once)
+        force.daemon = True
+        force.start()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +104,9 @@ def main() -> int:
         target=_watch, args=(parent, launch.directory, inbox), name="parent-watch", daemon=True
     ).start()
     context = zmq.Context()
-    sender = _start_thread("core-sender", _send_all, context, launch.directory, outbox)
-    receiver = _start_thread("core-receiver", _receive_all, context, launch.directory, inbox)
+    messaging = _Messaging(inbox)
+    sender = messaging.start("core-sender", _send_all, context, launch.directory, outbox)
+    receiver = messaging.start("core-receiver", _receive_all, context, launch.directory, inbox)
     core = EngineCore(
         launch.config,
         launch.build,
@@ -89,7 +119,7 @@ def main() -> int:
     sender.join()
     context.term()  # Ends the receiver's wait.
     receiver.join()
-    return 0 if succeeded else 1
+    return 0 if succeeded and not messaging.has_failed else 1
 
 
 def _take_stdin() -> BinaryIO:
@@ -106,14 +136,12 @@ def _watch(parent: BinaryIO, directory: Path, inbox: Inbox) -> None:
     inbox.put(StopCore())
     shutil.rmtree(directory, ignore_errors=True)  # Its maker can't any more.
     time.sleep(ORPHAN_GRACE_S)
-    logger.error("the parent is dead and the loop did not end in %g s", ORPHAN_GRACE_S)
+    _exit_at_once()
+
+
+def _exit_at_once() -> None:
+    logger.error("the loop did not end in %g s", ORPHAN_GRACE_S)
     os._exit(1)
-
-
-def _start_thread(name: str, target: Callable[..., None], *args: object) -> threading.Thread:
-    thread = threading.Thread(target=target, args=args, name=name)
-    thread.start()
-    return thread
 
 
 def _send_all(context: zmq.Context[zmq.Socket[bytes]], directory: Path, outbox: Outbox) -> None:

@@ -8,13 +8,14 @@ process holds open, so the child knows when its parent has died, however that ha
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ import zmq.asyncio
 
 from tpinference_engine.config import EngineConfig
 from tpinference_engine.engine.core_process import FROM_CORE, TO_CORE, Launch
+from tpinference_engine.engine.failure import failure_of
 from tpinference_engine.engine.link import OnExit, OnMessage
 from tpinference_engine.engine.messages import (
+    CoreFailed,
     CoreStopped,
     StopCore,
     ToCore,
@@ -35,6 +38,10 @@ from tpinference_engine.engine.parts import BuildParts
 
 LAST_WORDS_TIMEOUT_S = 1.0
 """After the child's exit, for messages that it sent before."""
+KILL_TIMEOUT_S = 10.0
+"""For a killed child to be gone; the kernel may hold one for as long as it likes."""
+
+logger = logging.getLogger(__name__)
 
 
 class ProcessLink:
@@ -88,7 +95,15 @@ class ProcessLink:
             await asyncio.wait_for(self._ended.wait(), timeout_s)
         except TimeoutError:
             self._process.kill()
-            await self._ended.wait()
+            await self._wait_killed(self._process.pid)
+
+    async def _wait_killed(self, pid: int) -> None:
+        try:
+            await asyncio.wait_for(self._ended.wait(), KILL_TIMEOUT_S)
+        except TimeoutError:
+            logger.error(
+                "engine core process %d is not gone %g s after it was killed", pid, KILL_TIMEOUT_S
+            )
 
     def _try_send(self, message: ToCore) -> bool:
         """The queue holds what open requests can send, and those are bounded."""
@@ -121,6 +136,16 @@ class ProcessLink:
         return process
 
     async def _receive(self) -> None:
+        try:
+            await self._receive_all()
+        # The outermost frame of this task: a core that is not heard is of no use.
+        except Exception as error:
+            logger.exception("messages of the engine core can't be taken in any more")
+            assert self._process is not None, "it was spawned"
+            self._process.kill()
+            self._on_message(CoreFailed(failure_of(error)))
+
+    async def _receive_all(self) -> None:
         while True:
             message = from_core_decoder.decode(await self._from_core.recv())
             self._on_message(message)
@@ -135,17 +160,33 @@ class ProcessLink:
         self._closer = asyncio.create_task(self._end(exit_code))
 
     async def _end(self, exit_code: int) -> None:
-        # There are none if it was killed, or died before it could speak.
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._last_words.wait(), LAST_WORDS_TIMEOUT_S)
-        self._receiver.cancel()
-        await asyncio.gather(self._receiver, return_exceptions=True)
-        self._from_core.close()
-        self._to_core.close()
-        self._context.term()
+        try:
+            # There are none if it was killed, or died before it could speak.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._last_words.wait(), LAST_WORDS_TIMEOUT_S)
+            self._receiver.cancel()
+            await asyncio.gather(self._receiver, return_exceptions=True)
+            self._release()
+        # The outermost frame of this task: whatever is left over, the exit has to be told.
+        except Exception:
+            logger.exception("not all of the engine core's process could be cleared away")
+        finally:
+            self._ended.set()
+            self._on_exit(exit_code)
+
+    def _release(self) -> None:
+        """Each part, whatever becomes of the others; in reverse."""
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
+            stack.callback(self._waiter.join)
+            stack.callback(self._close_stdin)
+            # Not `term`, which would wait for a socket that is still open, for ever.
+            stack.callback(self._context.destroy, linger=0)
+            stack.callback(self._to_core.close)
+            stack.callback(self._from_core.close)
+
+    def _close_stdin(self) -> None:
         assert self._process is not None and self._process.stdin is not None, "it was spawned"
-        self._process.stdin.close()
-        self._waiter.join()
-        shutil.rmtree(self._directory)
-        self._ended.set()
-        self._on_exit(exit_code)
+        # A child that died before it had read its launch left a part of that in the buffer.
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
