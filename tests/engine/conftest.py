@@ -231,6 +231,27 @@ def smollm2_dir() -> Path:
     return Path(done.stdout.strip().splitlines()[-1])
 
 
+SMOLLM2_TEXTS = (
+    "The capital of France is",
+    "def fibonacci(n):\n",
+    "Once upon a time there was a",
+    "1, 2, 3, 4, 5, 6,",
+    "Q: What is the boiling point of water at sea level?\nA:",
+    "Wikipedia is a free online encyclopedia that is written and maintained by a community of "
+    "volunteers. Its articles are",
+    "x",
+    "<|im_start|>user\nName three rivers of Europe.<|im_end|>\n<|im_start|>assistant\n",
+)
+
+
+@pytest.fixture(scope="session")
+def smollm2_prompts(smollm2_dir: Path) -> list[list[int]]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(smollm2_dir / "tokenizer.json"))
+    return [tokenizer.encode(text).ids for text in SMOLLM2_TEXTS]
+
+
 # Shapes that nothing divides evenly, with one peculiarity of a family each.
 TINY_MODELS = json.loads(Path(__file__).with_name("tiny_models.json").read_text())
 
