@@ -29,11 +29,12 @@ PAUSE = threading.Event()
 
 # The number of ranks is a file's existence here.
 RUN_SUPERVISOR = """
-import ctypes, json, os, sys
+import ctypes, json, logging, os, sys
 from pathlib import Path
 from tpinference_engine.supervisor.supervisor import Supervisor, SupervisorConfig
 PR_SET_CHILD_SUBREAPER = 36  # Orphans come to it, as to process 1.
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+logging.basicConfig(level=logging.INFO)
 config = json.loads(sys.argv[1])
 ranks = Path(config.pop("ranks"))
 for name in ("failure_file", "termination_log"):
@@ -56,6 +57,7 @@ class Pod:
         self.termination_log = folder / "termination-log"
         self.failure_file = folder / "failure.json"
         self.port = free_port()
+        self._output = folder / "output"
         self.process: subprocess.Popen[bytes] | None = None
 
     def script(self, name: str, body: str) -> str:
@@ -77,9 +79,16 @@ class Pod:
             "failure_file": str(self.failure_file),
             "termination_log": str(self.termination_log),
         }
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", RUN_SUPERVISOR, json.dumps({**config, **changes})]
-        )
+        command = [sys.executable, "-c", RUN_SUPERVISOR, json.dumps({**config, **changes})]
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(command, stderr=output)
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def logged(self, text: str) -> bool:
+        return text in self.output
 
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None
@@ -257,6 +266,39 @@ def test_admin_port_is_the_engines_while_it_runs(pod: Pod) -> None:
         assert pod.running
 
 
+@pytest.mark.parametrize("engine", [None, "kill -9 $$"], ids=["worker", "head"])
+def test_admin_port_that_is_taken_is_tried_again_and_the_container_lives(
+    pod: Pod, engine: str | None
+) -> None:
+    script = engine and pod.script("engine", engine)
+    with socket.create_server(("127.0.0.1", pod.port)):
+        pod.start(pod.script("ray", RUN_FOREVER), script)
+        wait_for(lambda: pod.logged("can't open the admin port"), lambda: pod.output)
+        assert pod.running
+    wait_for(lambda: pod.get("/livez") == (200, "ok"), lambda: pod.output)
+    assert pod.output.count("can't open the admin port") == 1
+    pod.signal(signal.SIGTERM)
+    assert pod.wait() == (1 if engine else 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_engine_that_ends_by_the_asked_signal_before_it_handles_any_is_no_crash(
+    pod: Pod, number: signal.Signals
+) -> None:
+    pod.start(pod.script("ray", "trap 'exit 0' TERM; " + LOOP), pod.script("engine", LOOP))
+    wait_for(lambda: pod.events.count("up") == 2, lambda: pod.events)
+    pod.signal(number)
+    assert pod.wait() == 0
+    assert not pod.termination_log.exists()
+
+
+def test_engine_that_another_signals_is_a_crash(pod: Pod) -> None:
+    pod.start(pod.script("ray", RUN_FOREVER), pod.script("engine", "kill -TERM $$"))
+    status = wait_for(lambda: pod.get("/engine/status"), lambda: pod.events)
+    failure = json.loads(status[1])["lastFailure"]
+    assert (failure["reason"], failure["exitCode"]) == ("EngineCrashed", -15)
+
+
 def test_orphans_are_reaped(pod: Pod) -> None:
     orphaning = "(sleep 0.2 & echo $! >>{log}) ; trap 'exit 0' TERM; while :; do sleep 0.05; done"
     pod.start(f"env {pod.script('ray', orphaning)}")
@@ -335,7 +377,8 @@ def test_ranks_are_counted_by_their_titles(tmp_path: Path) -> None:
         ("1", b"ray::RankActor.step"),
         ("2", b"ray::IDLE"),
         ("3", b"ray::RankActor"),
+        ("4", b"ray::DashboardAgent"),
     ):
         (tmp_path / pid).mkdir()
         (tmp_path / pid / "cmdline").write_bytes(title)
-    assert count_rank_processes(tmp_path) == 1
+    assert count_rank_processes(tmp_path) == 2

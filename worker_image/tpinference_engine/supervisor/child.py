@@ -11,6 +11,8 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
+from tpinference_engine.exit_code import signal_name
+
 logger = logging.getLogger(__name__)
 
 
@@ -47,13 +49,6 @@ class Child:
         if self.running:
             logger.warning("killing %s (pid %d) and its group", self.name, self.pid)
             os.killpg(self.pid, signal.SIGKILL)
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def reap(children: Sequence[Child]) -> None:

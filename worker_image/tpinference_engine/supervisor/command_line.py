@@ -16,7 +16,8 @@ from tpinference_engine.supervisor.supervisor import SupervisorConfig
 
 RAY_COMMAND = "KUBERAY_GEN_RAY_START_CMD"
 ENGINE_LAST_WORDS_S = 20.0
-"""More than the engine's drain, less than the pod's grace period leaves after it."""
+"""After the engine's drain: more than the sum of all that it then waits for, and with Ray's own end
+less than the pod's grace period."""
 RANKS_STOP_S = 3600.0
 """On a worker, for ranks that the head is draining. The pod's grace period ends earlier."""
 

@@ -50,7 +50,7 @@ class SupervisorConfig:
     admin_port: int = 8001
     engine_stop_s: float = 80.0
     """After SIGTERM, until an engine that has not ended is killed: its drain and some more."""
-    ray_stop_s: float = 10.0
+    ray_stop_s: float = 8.0
     orphaned_engine_stop_s: float = 5.0
     """After Ray's death, for the engine to write its answers and end."""
     failure_file: Path
@@ -73,6 +73,7 @@ class Supervisor:
         self._failure: Failure | None = None
         self._engine_end_noted = False
         self._admin: AdminPort | None = None
+        self._admin_error = ""
         self._stop_asked_at: float | None = None
         self._ray_stop_at: float | None = None
 
@@ -84,11 +85,11 @@ class Supervisor:
         self._ray = Child("ray", ("/bin/sh", "-c", f"exec {config.ray_command}"), self._environ)
         if config.engine_command:
             self._engine = self._start_engine()
-        else:
-            self._open_admin_port()
         while self._ray.running:
             self._wait_for_event()
             self._note_engine_end()
+            if self._wants_admin_port():
+                self._open_admin_port()
             if self._stop_asked_at is not None:
                 self._advance_stop(self._stop_asked_at)
         return self._end()
@@ -132,12 +133,20 @@ class Supervisor:
         if engine is None or engine.running or self._engine_end_noted:
             return
         self._engine_end_noted = True
-        if engine.exit_code != 0:
+        if engine.exit_code != 0 and not self._ended_as_asked(engine):
             self._failure = read_failure(self._config.failure_file) or self._crash(engine)
             logger.error("%s: %s", self._failure["reason"], self._failure["message"])
             write_termination_log(self._config.termination_log, _last_words(self._failure))
-        if self._stop_asked_at is None:
-            self._open_admin_port()
+
+    def _ended_as_asked(self, engine: Child) -> bool:
+        """A signal that comes before the engine's handlers are in ends it, and that was wanted."""
+        asked = self._stop_asked_at is not None
+        return asked and engine.exit_code in {-number for number in _STOP_SIGNALS}
+
+    def _wants_admin_port(self) -> bool:
+        """Where no engine runs that has it, and nobody asked for an end yet."""
+        has_engine = self._engine is not None and self._engine.running
+        return self._admin is None and self._stop_asked_at is None and not has_engine
 
     def _crash(self, engine: Child) -> Failure:
         how = engine.describe_end()
@@ -151,9 +160,14 @@ class Supervisor:
             def status() -> dict[str, object]:
                 return ended_status(config.engine_id, config.epoch, self._failure)
 
-        self._admin = AdminPort(
-            admin_app(self._why_not_ready, status), config.host, config.admin_port
-        )
+        app = admin_app(self._why_not_ready, status)
+        try:
+            self._admin = AdminPort(app, config.host, config.admin_port)
+        except (OSError, OverflowError) as error:
+            # Tried again in the next turn: a container that ended would take Ray and ranks along.
+            if str(error) != self._admin_error:
+                logger.error("can't open the admin port %d: %s", config.admin_port, error)
+            self._admin_error = str(error)
 
     def _why_not_ready(self) -> str | None:
         if self._stop_asked_at is not None:
@@ -195,14 +209,17 @@ class Supervisor:
 
 
 def count_rank_processes(processes: Path = Path("/proc")) -> int:
-    """Actors of ours that a raylet in this pod runs: Ray titles them "ray::<name>:RankActor"."""
+    """Actors of ours that a raylet in this pod runs.
+
+    Ray titles them "ray::RankActor", with ".<method>" behind it in a call.
+    """
     count = 0
     for command in processes.glob("[0-9]*/cmdline"):
         try:
             title = command.read_bytes()
         except OSError:
             continue  # It ended meanwhile.
-        count += title.startswith(b"ray::") and b":RankActor" in title
+        count += title.startswith(b"ray::RankActor")
     return count
 
 
