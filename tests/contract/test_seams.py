@@ -11,9 +11,12 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from tpinference_engine.config import ServerConfig
+from tpinference_engine.engine import async_engine, process
 from tpinference_engine.engine.status import FailureReason
 from tpinference_engine.server import admin_app as engine_port
+from tpinference_engine.server import app, listener
 from tpinference_engine.supervisor import admin_port as supervisor_port
+from tpinference_engine.supervisor.command_line import ENGINE_LAST_WORDS_S, parse_supervise
 from tpinference_engine.supervisor.failure import ended_status
 from tpinference_operator import names
 from tpinference_operator.api.reasons import ENGINE_REASONS
@@ -21,12 +24,34 @@ from tpinference_operator.api.rules import OWNED_ENV, OWNED_ENV_PREFIXES, RULES
 from tpinference_operator.api.v1alpha1 import TPInferenceSpec
 from tpinference_operator.observe import parse_engine
 from tpinference_operator.render.engine_command import environment
+from tpinference_operator.render.pod import GRACE_AFTER_DRAIN_S
 
 CASES: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("cel_cases.yaml").read_text())
 
 
 def test_reasons_of_the_engine_are_the_operators() -> None:
     assert {str(reason) for reason in ENGINE_REASONS} == set(get_args(FailureReason))
+
+
+def test_ends_of_the_engine_add_up_to_less_than_it_is_given() -> None:
+    """Each part may take all of its time: the abort of what is left after the drain, answers that
+    are written, both ports, the core, its kill and its last words."""
+    parts = [
+        async_engine.ABORT_TIMEOUT_S,
+        app.LAST_WORDS_S,
+        2 * listener.LAST_WORDS_S,
+        async_engine.SHUTDOWN_TIMEOUT_S,
+        process.KILL_TIMEOUT_S,
+        process.LAST_WORDS_TIMEOUT_S,
+    ]
+    assert sum(parts) < ENGINE_LAST_WORDS_S, parts
+
+
+def test_ends_of_engine_and_ray_fit_the_pods_grace() -> None:
+    environ = {"KUBERAY_GEN_RAY_START_CMD": "ray start --block"}
+    argv = ["--role", "head", "--", "serve", "/m", "--shutdown-timeout", "33"]
+    config = parse_supervise(argv, environ)
+    assert config.engine_stop_s + config.ray_stop_s < 33 + GRACE_AFTER_DRAIN_S
 
 
 def test_ports_are_the_engines_defaults() -> None:

@@ -45,11 +45,11 @@ from tpinference_engine.request import FinishReason, Request, RequestOutput
 from tpinference_engine.scheduler.admission import check_request
 from tpinference_engine.scheduler.limits import SchedulerLimits
 
-SHUTDOWN_TIMEOUT_S = 20.0
+SHUTDOWN_TIMEOUT_S = 10.0
 """A core that has not ended by then is killed; its ranks then end by themselves."""
 STARTING_SHUTDOWN_TIMEOUT_S = 2.0
 """A start can't be interrupted from inside, and nothing is lost with it."""
-ABORT_TIMEOUT_S = 5.0
+ABORT_TIMEOUT_S = 2.0
 """After a drain's deadline, for the core to confirm what was aborted."""
 
 

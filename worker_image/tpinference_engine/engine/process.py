@@ -38,7 +38,7 @@ from tpinference_engine.engine.parts import BuildParts
 
 LAST_WORDS_TIMEOUT_S = 1.0
 """After the child's exit, for messages that it sent before."""
-KILL_TIMEOUT_S = 10.0
+KILL_TIMEOUT_S = 2.0
 """For a killed child to be gone; the kernel may hold one for as long as it likes."""
 
 logger = logging.getLogger(__name__)

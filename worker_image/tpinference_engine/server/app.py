@@ -37,7 +37,7 @@ from tpinference_engine.server.plan import ServedModel
 from tpinference_engine.server.served_model import load_served_model, with_agreed_length
 from tpinference_engine.server.stop_signals import StopSignals, stop_signals
 
-LAST_WORDS_S = 5.0
+LAST_WORDS_S = 2.0
 """For answers to be written out after their requests have ended."""
 _TICK_SLACK_S = 30.0
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from tpinference_engine.errors import InvalidConfig
 
-_LAST_WORDS_S = 5
+LAST_WORDS_S = 1
 """For answers that are being written when a port closes."""
 
 
@@ -56,7 +56,7 @@ class Listener:
             access_log=access_log,
             server_header=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=_LAST_WORDS_S,
+            timeout_graceful_shutdown=LAST_WORDS_S,
         )
         self._server = uvicorn.Server(config)
         self._server.capture_signals = contextlib.nullcontext
