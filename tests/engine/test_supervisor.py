@@ -373,12 +373,13 @@ def test_termination_log_is_cut_to_what_the_kubelet_reads(tmp_path: Path) -> Non
 
 
 def test_ranks_are_counted_by_their_titles(tmp_path: Path) -> None:
-    for pid, title in (
-        ("1", b"ray::RankActor.step"),
-        ("2", b"ray::IDLE"),
-        ("3", b"ray::RankActor"),
-        ("4", b"ray::DashboardAgent"),
-    ):
-        (tmp_path / pid).mkdir()
-        (tmp_path / pid / "cmdline").write_bytes(title)
-    assert count_rank_processes(tmp_path) == 2
+    ranks = [
+        b"ray::tpinference-e-epoch3-1:RankActor.__init__",
+        b"ray::RankActor",
+        b"ray::RankActor.step",
+    ]
+    others = [b"ray::IDLE", b"ray::DashboardAgent", b"vi ray::RankActor.txt"]
+    for pid, title in enumerate([*ranks, *others]):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cmdline").write_bytes(title)
+    assert count_rank_processes(tmp_path) == len(ranks)

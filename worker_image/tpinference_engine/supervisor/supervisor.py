@@ -211,7 +211,8 @@ class Supervisor:
 def count_rank_processes(processes: Path = Path("/proc")) -> int:
     """Actors of ours that a raylet in this pod runs.
 
-    Ray titles them "ray::RankActor", with ".<method>" behind it in a call.
+    Ray titles them "ray::<name>:RankActor.__init__" while they are made, then "ray::RankActor",
+    with ".<method>" behind it in a call.
     """
     count = 0
     for command in processes.glob("[0-9]*/cmdline"):
@@ -219,7 +220,7 @@ def count_rank_processes(processes: Path = Path("/proc")) -> int:
             title = command.read_bytes()
         except OSError:
             continue  # It ended meanwhile.
-        count += title.startswith(b"ray::RankActor")
+        count += title.startswith(b"ray::") and b":RankActor" in title
     return count
 
 
