@@ -140,14 +140,15 @@ class Controller:
         self.enqueue(key)
 
     async def run(self, lease: HasLease) -> None:
-        """Until cancelled. All its tasks live as long as it does: see __main__ for why."""
-        await lease.wait_held()
+        """Until cancelled. All its tasks are made at once, before the Lease is held: kopf, when it
+        stops, cancels every task that is younger than itself."""
         async with asyncio.TaskGroup() as tasks:
             for number in range(self._num_workers):
-                tasks.create_task(self._work(), name=f"worker {number}")
+                tasks.create_task(self._work(lease), name=f"worker {number}")
             tasks.create_task(self._resync(), name="resync")
 
-    async def _work(self) -> None:
+    async def _work(self, lease: HasLease) -> None:
+        await lease.wait_held()
         while True:
             key = await self.queue.take()
             try:

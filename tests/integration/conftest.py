@@ -91,9 +91,11 @@ def session_client(control_plane: ControlPlane) -> Iterator[ClusterClient]:
 
 
 @pytest.fixture
-def client(session_client: ClusterClient) -> ClusterClient:
-    """A client of a fresh namespace."""
-    return session_client.make_namespace(f"t{uuid.uuid4().hex[:6]}")
+def client(session_client: ClusterClient) -> Iterator[ClusterClient]:
+    """A client of a fresh namespace, which goes in the background when the test has ended."""
+    client = session_client.make_namespace(f"t{uuid.uuid4().hex[:6]}")
+    yield client
+    client.remove_namespace()
 
 
 @pytest.fixture

@@ -63,6 +63,14 @@ class ClusterClient:
         self.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         return replace(self, namespace=name)
 
+    def remove_namespace(self) -> None:
+        """Does not wait for it, and does not mind that it is gone."""
+        try:
+            self.request("DELETE", f"/api/v1/namespaces/{self.namespace}")
+        except Refused as error:
+            if error.code not in (404, 409):
+                raise
+
     def request(
         self, method: str, path: str, body: Body | None = None, kind: str = "application/json"
     ) -> Body:

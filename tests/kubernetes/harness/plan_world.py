@@ -170,7 +170,11 @@ class World:
             "podIP": "10.0.0.1",
             "conditions": [
                 {"type": "PodScheduled", "status": "True"},
-                {"type": "Ready", "status": "True" if ready else "False"},
+                {
+                    "type": "Ready",
+                    "status": "True" if ready else "False",
+                    "lastTransitionTime": format_time(self.now),
+                },
             ],
         }
         return pod
