@@ -133,9 +133,10 @@ def cluster_is_not_there(group: Group, observed: Observed) -> Problem | None:
         waits = backoff_left_s(group.record, observed.now, quota=quota) > 0
         then = "; the next try waits for its back-off" if waits else ""
         return Problem(reason=reason, message=f"{last.message}{then}")
-    return Problem(
-        reason=Reason.RAY_CLUSTER_NOT_CREATED, message=f"RayCluster {group.record.name} comes next"
-    )
+    message = f"RayCluster {group.record.name} comes next"
+    if group.leftovers:
+        message += f", once {len(group.leftovers)} pods of the one before it have ended"
+    return Problem(reason=Reason.RAY_CLUSTER_NOT_CREATED, message=message)
 
 
 def kuberay_refuses(group: Group, observed: Observed) -> Problem | None:

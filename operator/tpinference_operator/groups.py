@@ -16,6 +16,8 @@ from tpinference_operator.observed import (
     SeenRayCluster,
 )
 
+FLAP = timedelta(minutes=1)
+"""Longer than that, an unready head is not about to come back."""
 MAX_RESTARTS = 5
 RESTART_WINDOW = timedelta(hours=1)
 BACKOFF = timedelta(seconds=10)
@@ -37,6 +39,8 @@ class Group:
     workers: tuple[SeenPod, ...]
     """Live worker pods."""
     lost_workers: tuple[SeenPod, ...]
+    leftovers: tuple[SeenPod, ...]
+    """Pods of this ordinal that are not the present RayCluster's: they still hold their room."""
     engine: SeenEngine | None
 
     @property
@@ -65,6 +69,12 @@ class Group:
     @property
     def pods(self) -> tuple[SeenPod, ...]:
         return ((self.head,) if self.head else ()) + self.workers
+
+    def unready_for_long(self, now: datetime) -> bool:
+        """It answers nobody, and not for a moment only: a readiness probe may fail once."""
+        if self.head is None or self.cluster is None or self.cluster.meta.deleting:
+            return True
+        return not self.head.ready and now - self.head.ready_changed > FLAP
 
     @property
     def lost_pods(self) -> tuple[SeenPod, ...]:
@@ -165,5 +175,10 @@ def _pair(record: GroupStatus, clusters: Iterable[SeenRayCluster], observed: Obs
         lost_head=next((p for p in heads if p.lost), None),
         workers=tuple(p for p in workers if not p.lost),
         lost_workers=tuple(p for p in workers if p.lost),
+        leftovers=tuple(
+            p
+            for p in observed.pods
+            if p.ordinal == record.ordinal and p not in pods and p.epoch <= record.epoch
+        ),
         engine=observed.engines.get(head.meta.uid) if head else None,
     )

@@ -216,6 +216,7 @@ def _conditions(status: Raw) -> tuple[SeenCondition, ...]:
             status=c.get("status") or "",
             reason=c.get("reason") or "",
             message=c.get("message") or "",
+            changed=parse_time(c.get("lastTransitionTime")),
         )
         for c in status.get("conditions") or ()
     )
@@ -233,6 +234,9 @@ def _pod(raw: Raw, tpi: TPInference) -> SeenPod:
         cluster_uid=meta.controller_uid,
         role=meta.labels.get(names.ROLE_LABEL, ""),
         traffic=meta.labels.get(names.TRAFFIC_LABEL, ""),
+        ordinal=_number(meta.labels.get(names.ORDINAL_LABEL)),
+        epoch=_number(meta.labels.get(names.EPOCH_LABEL)),
+        ready_changed=ready.changed if ready else parse_time(None),
         phase=status.get("phase") or "Pending",
         ready=ready is not None and ready.status == "True" and not meta.deleting,
         scheduled=is_scheduled,

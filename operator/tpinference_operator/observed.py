@@ -59,6 +59,8 @@ class SeenCondition:
     status: str
     reason: str
     message: str
+    changed: datetime
+    """When its status last changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +102,12 @@ class SeenPod:
     cluster_uid: str | None
     role: str
     traffic: str
+    ordinal: int
+    epoch: int
     phase: str
     ready: bool
+    ready_changed: datetime
+    """When it last became ready or unready."""
     scheduled: bool
     unschedulable: str
     """The scheduler's words, or empty."""

@@ -8,6 +8,7 @@ stands on it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from itertools import count
 
 from tpinference_operator import names
@@ -125,7 +126,8 @@ def _act(observed: Observed, stored: dict[str, Revision], target: Revision) -> P
         next_epoch=epochs.__next__,
     )
     removed = _surplus(groups, tpi.spec.replicas)
-    replaced = _to_replace([g for g in groups if g.ordinal not in removed], target)
+    staying = [g for g in groups if g.ordinal not in removed]
+    replaced = _to_replace(staying, target, observed.now)
     steps = [
         step_of(group, context, remove=group.ordinal in removed, replace=group.ordinal in replaced)
         for group in groups
@@ -240,15 +242,26 @@ def _missing(groups: Sequence[Group], removed: frozenset[int], observed: Observe
     return [next(free) for _ in range(max(0, num_missing))]
 
 
-def _to_replace(groups: Sequence[Group], target: Revision) -> frozenset[int]:
-    """Outdated groups whose turn it is. Those that answer nobody go at once; those that do, one
-    at a time, highest ordinal first, and only while all others answer."""
+def _to_replace(groups: Sequence[Group], target: Revision, now: datetime) -> frozenset[int]:
+    """Outdated groups whose turn it is. Those that never answered or stay unready go at once; all
+    others one at a time, only while no other is being replaced: an unready one first, then the
+    highest ordinal, as long as all the rest answer."""
     outdated = [g for g in groups if g.record.revision != target.hash8]
-    chosen = {g.ordinal for g in outdated if not g.ready}
-    others_ready = all(g.ready for g in groups)
-    if outdated and others_ready:
-        chosen.add(max(g.ordinal for g in outdated))
-    return frozenset(chosen)
+    at_once = {
+        g.ordinal
+        for g in outdated
+        if not g.ready and (not g.provisioned_once or g.unready_for_long(now))
+    }
+    in_turn = [g for g in outdated if g.ordinal not in at_once]
+    busy = any(
+        g.record.drain_started_at is not None
+        or (not g.ready and (g.ordinal in at_once or g not in outdated))
+        for g in groups
+    )
+    if busy or not in_turn:
+        return frozenset(at_once)
+    first = max(in_turn, key=lambda g: (not g.ready, g.ordinal))
+    return frozenset({*at_once, first.ordinal})
 
 
 def _adoptions(observed: Observed, owner: Owner) -> Iterable[Action]:

@@ -122,6 +122,7 @@ def _under(record: GroupStatus, group: Group | None) -> Group:
         lost_head=shown.lost_head if shown else None,
         workers=shown.workers if shown else (),
         lost_workers=shown.lost_workers if shown else (),
+        leftovers=group.leftovers if group else (),
         engine=shown.engine if shown else None,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from tpinference_operator import names
 from tpinference_operator.actions import (
@@ -35,9 +35,14 @@ from tpinference_operator.revision import Revision
 
 GONE_WAIT_S = 5.0
 """Deletions come as events; this is for one that was missed."""
+PODS_END = timedelta(seconds=30)
+"""Pods whose engine has drained end in a few seconds."""
 DRAIN_LOOK_S = 1.0
 DRAIN_SETTLE_S = 2.0
-"""Until every kube-proxy has heard that the head takes no more requests."""
+"""Until every kube-proxy has heard that the head takes no more requests; only then is its engine
+told, because from then on it refuses them."""
+DRAIN_IDLE_S = 2.0
+"""For requests that are on their way, and answers that are being read."""
 NO_PROGRESS_S = 5.0
 """After that long without progress, Events are listed: some refusals are told nowhere else."""
 QUOTA_WORDS = "exceeded quota"
@@ -132,17 +137,26 @@ def _restart(group: Group, context: Context, failure: LastFailure) -> Step:
 
 
 def _begin(group: Group, record: GroupStatus, context: Context, *, why: str) -> Step:
-    """Toward the incarnation in `record`: everything before it goes, then its back-off passes,
-    then it is created."""
+    """Toward the incarnation in `record`: everything before it goes, its pods end, its back-off
+    passes, then it is created."""
     unseen = _delete_unseen(group)
     before = (*group.older, *((group.cluster,) if group.cluster else ()))
     if before:
         deletes = _deletes(group, why, all_of_it=True)
         return Step(record=record, first=unseen, actions=deletes, wake_after_s=GONE_WAIT_S)
-    wait_s = _backoff(record, context)
+    wait_s = _pods_wait(group, record, context) or _backoff(record, context)
     if wait_s > 0:
         return Step(record=record, first=unseen, wake_after_s=wait_s)
     return Step(record=record, first=unseen, actions=(_create(record, context),))
+
+
+def _pods_wait(group: Group, record: GroupStatus, context: Context) -> float:
+    """How long pods of an older incarnation are still waited for: on a full cluster the new ones
+    need their room, and would be told unschedulable. Some never end, on a node that is gone."""
+    if not any(pod.epoch < record.epoch for pod in group.leftovers):
+        return 0.0
+    waited = context.now - parse_time(record.decided_at)
+    return max(0.0, min(GONE_WAIT_S, (PODS_END - waited).total_seconds()))
 
 
 def _watch(group: Group, context: Context) -> Step:
@@ -154,7 +168,7 @@ def _watch(group: Group, context: Context) -> Step:
     if head and head.traffic != names.TRAFFIC_ON:
         if group.engine and group.engine.state == "draining":
             # A drain whose record was lost; it can't be taken back.
-            record = record.model_copy(update={"drain_started_at": format_time(context.now)})
+            record = record.model_copy(update={"drain_started_at": _from_now(context)})
             return Step(record=record, actions=actions, wake_after_s=DRAIN_LOOK_S)
         actions += (_label(head, names.TRAFFIC_ON),)
     if group.ready:
@@ -172,33 +186,52 @@ def _watch(group: Group, context: Context) -> Step:
 
 
 def _drain(group: Group, context: Context) -> Step | None:
-    """The next move of a drain, or None when there is nothing left to wait for."""
+    """The next move of a drain, or None when there is nothing left to wait for: traffic leaves the
+    head, then its engine refuses requests and finishes those it has."""
     head, engine = group.head, group.engine
-    serves = (
-        head is not None
-        and head.phase == "Running"
-        and (head.ready or (engine is not None and engine.state in ("ready", "draining")))
-    )
-    if head is None or not serves or group.cluster is None or group.cluster.meta.deleting:
+    if head is None or not _may_serve(group, head) or group.cluster is None:
         return None
-    text = group.record.drain_started_at or format_time(context.now)
-    elapsed_s = (context.now - parse_time(text)).total_seconds()
+    started_at = group.record.drain_started_at or _from_now(context)
+    elapsed_s = _elapsed_s(started_at, context)
     told = engine is not None and engine.state in ("draining", "stopped")
+    idle = engine is not None and told and engine.in_flight == 0
+    idle_at = (group.record.drain_idle_at or _from_now(context)) if idle else None
     if elapsed_s >= context.drain_seconds:
         return None
-    if engine is not None and told and engine.in_flight == 0 and elapsed_s >= DRAIN_SETTLE_S:
+    if idle_at is not None and _elapsed_s(idle_at, context) >= DRAIN_IDLE_S:
         return None
     actions: tuple[Action, ...] = ()
     if head.traffic != names.TRAFFIC_OFF:
         actions += (_label(head, names.TRAFFIC_OFF),)
-    if not told and head.ip:
+    if elapsed_s >= DRAIN_SETTLE_S and not told and head.ip:
         actions += (DrainEngine(pod_uid=head.meta.uid, pod_ip=head.ip),)
     return Step(
-        record=group.record.model_copy(update={"drain_started_at": text}),
+        record=group.record.model_copy(
+            update={"drain_started_at": started_at, "drain_idle_at": idle_at}
+        ),
         actions=actions,
         wake_after_s=DRAIN_LOOK_S,
         refresh_engines=frozenset({head.meta.uid}),
     )
+
+
+def _may_serve(group: Group, head: SeenPod) -> bool:
+    """Once it drains the head is not ready, and only its engine tells that it still works: one
+    that can't be asked just now counts as working until the deadline."""
+    if group.cluster is None or group.cluster.meta.deleting or head.phase != "Running":
+        return False
+    if group.engine is None:
+        return head.ready or group.record.drain_started_at is not None
+    return head.ready or group.engine.state in ("ready", "draining")
+
+
+def _from_now(context: Context) -> str:
+    """Recorded times have whole seconds: rounded up, so that no wait is shorter than it says."""
+    return format_time(context.now + timedelta(microseconds=999_999))
+
+
+def _elapsed_s(since: str, context: Context) -> float:
+    return (context.now - parse_time(since)).total_seconds()
 
 
 def _failure(group: Group, context: Context) -> LastFailure | None:
@@ -295,6 +328,7 @@ def _incarnate(ordinal: int, context: Context) -> GroupStatus:
         ordinal=ordinal,
         revision=context.target.hash8,
         epoch=epoch,
+        decided_at=format_time(context.now),
     )
 
 

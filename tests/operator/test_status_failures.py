@@ -141,6 +141,7 @@ def test_an_end_before_a_restart_is_not_told_of_the_next_incarnation(
     world = make_running()
     end_pod(world, "head", exitCode=137, reason="OOMKilled")
     world.plan_once()
+    world.kuberay()
     world.plan_once()
     world.kuberay()
     assert world.status().groups[0].epoch == 2
@@ -206,7 +207,9 @@ def test_a_failure_of_an_older_incarnation_is_not_this_ones(make_running: MakeWo
     world.fail_engine("0/1", "InvalidModel")
     world.plan_once()
     world.remove("RayCluster", world.all("RayCluster")[0]["metadata"]["name"])
+    world.kuberay()
+    world.plan_once()
     world.plan_once()
     world.kuberay()
-    assert world.status().groups[0].epoch == 2
+    assert world.incarnations() == ["0/2"]
     assert "Stalled" not in conditions(world)

@@ -121,6 +121,9 @@ class GroupStatus(ApiModel):
     """hash8 of the revision it was stamped from."""
     epoch: Count
     """Its incarnation; older RayClusters of this ordinal are deleted."""
+    decided_at: Time | None = None
+    """When this incarnation was decided on. Pods of the one before it may end for 30 s from then
+    on."""
     uid: Short = ""
     """UID of its RayCluster once that was seen; gone after that means lost."""
     ready: bool = False
@@ -131,6 +134,8 @@ class GroupStatus(ApiModel):
     """Their times within the last hour; the back-off stands on them."""
     drain_started_at: Time | None = None
     """When the group was told to finish its requests before it is deleted."""
+    drain_idle_at: Time | None = None
+    """Since when the engine that drains has no request left."""
     startup: Startup = Startup()
     ranks: Annotated[list[Rank], Field(max_length=MAX_RANKS), list_map("rank")] = []
     """Where the ranks are; failing ones first, at most 128 over all groups."""
