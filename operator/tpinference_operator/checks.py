@@ -22,6 +22,9 @@ from tpinference_operator.observed import Observed, SeenPod
 OBSERVE_DEADLINE = timedelta(seconds=30)
 """KubeRay writes a first status within a second when it watches the namespace."""
 
+EVENT_HOLDS = timedelta(minutes=3)
+"""The kubelet tells a mount that fails again within two minutes; an older event may be over."""
+
 _PULL_REASONS = frozenset(
     {
         "ErrImagePull",
@@ -190,6 +193,8 @@ def container_failed(group: Group, observed: Observed) -> Problem | None:
 def volume_can_not_be_mounted(group: Group, observed: Observed) -> Problem | None:
     pending = {p.meta.uid: p.meta.name for p in group.pods if p.phase == "Pending"}
     for event in observed.events:
+        if observed.now - event.last_seen > EVENT_HOLDS:
+            continue
         if event.involved_uid in pending and event.reason in ("FailedMount", "FailedAttachVolume"):
             return Problem(
                 reason=Reason.VOLUME_NOT_READY,

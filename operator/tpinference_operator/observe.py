@@ -319,7 +319,8 @@ def _warnings(events: Iterable[Raw]) -> Iterable[SeenEvent]:
                 reason=raw.get("reason") or "",
                 message=raw.get("message") or "",
                 last_seen=parse_time(
-                    raw.get("lastTimestamp")
+                    (raw.get("series") or {}).get("lastObservedTime")
+                    or raw.get("lastTimestamp")
                     or raw.get("eventTime")
                     or raw["metadata"].get("creationTimestamp")
                 ),

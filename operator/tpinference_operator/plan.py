@@ -46,7 +46,7 @@ REVISION_HISTORY = 3
 """Unused revisions that are kept, newest first."""
 
 DYING_NAMESAKE_WAIT_S = 2.0
-CONFLICT_LOOK_S = 30.0
+CONFLICT_LOOK_S = 8.0
 """What is in the way may lack our labels, so nothing tells when it goes."""
 
 _ORDER: tuple[type, ...] = (

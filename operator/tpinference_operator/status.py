@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tpinference_operator.actions import Plan
-from tpinference_operator.api.reasons import FAILING, FINAL, ConditionType, Reason
+from tpinference_operator.api.reasons import FAILING, FINAL, ConditionType, Reason, known_reason
 from tpinference_operator.api.status import (
     MAX_MESSAGE,
     Condition,
@@ -73,12 +73,14 @@ def compute_status(observed: Observed, plan: Plan) -> TPInferenceStatus:
 
 
 def status_of_invalid_spec(owner: Raw, error: InvalidSpec, *, now: str) -> TPInferenceStatus:
-    """For an object that `observe` refused: keeps all that was recorded, Accepted is False."""
+    """For an object that `observe` refused: keeps all that was recorded, Accepted is False. Its
+    groups go on serving, so what was last known of them is kept too, under the new generation."""
     recorded = parse_status(owner.get("status"))
     generation = owner["metadata"].get("generation", 0)
     failed = Verdict(status="False", reason=Reason.INVALID_SPEC, message=str(error))
     true = Verdict(status="True", reason=Reason.INVALID_SPEC, message=str(error))
     verdicts = {
+        **_recorded_about_groups(recorded),
         ConditionType.READY: failed,
         ConditionType.ACCEPTED: failed,
         ConditionType.PROGRESSING: failed,
@@ -93,6 +95,18 @@ def status_of_invalid_spec(owner: Raw, error: InvalidSpec, *, now: str) -> TPInf
             ),
         }
     )
+
+
+def _recorded_about_groups(recorded: TPInferenceStatus) -> Verdicts:
+    kinds = (ConditionType.AVAILABLE, *_PARTS)
+    by_type = {condition.type: condition for condition in recorded.conditions}
+    return {
+        kind: Verdict(status=known.status, reason=reason, message=known.message)
+        for kind in kinds
+        for known in [by_type.get(kind.value)]
+        for reason in [known_reason(known.reason) if known else None]
+        if known and reason
+    }
 
 
 def urgent(old: TPInferenceStatus, new: TPInferenceStatus) -> bool:

@@ -45,6 +45,9 @@ DRAIN_IDLE_S = 2.0
 """For requests that are on their way, and answers that are being read."""
 NO_PROGRESS_S = 5.0
 """After that long without progress, Events are listed: some refusals are told nowhere else."""
+UNTOLD_LOOK_S = 8.0
+"""While something may go wrong that no watch tells: an engine that never was ready fails, a volume
+can't be mounted. Everything is to be in a condition within ten seconds."""
 QUOTA_WORDS = "exceeded quota"
 
 
@@ -175,11 +178,13 @@ def _watch(group: Group, context: Context) -> Step:
         return Step(record=record, actions=actions)
     age_s = (context.now - group.cluster.meta.created).total_seconds()
     asked = frozenset(p.meta.uid for p in (head,) if p and p.ip and p.phase == "Running")
-    stuck = {p.meta.uid for p in group.pods if p.phase == "Pending"} | {group.cluster.meta.uid}
+    pending = [p for p in group.pods if p.phase == "Pending"]
+    stuck = {p.meta.uid for p in pending} | {group.cluster.meta.uid}
+    told_nowhere_else = asked or any(p.scheduled for p in pending)
     return Step(
         record=record,
         actions=actions,
-        wake_after_s=max(2.0, min(30.0, age_s / 10)),
+        wake_after_s=max(2.0, min(UNTOLD_LOOK_S if told_nowhere_else else 30.0, age_s / 10)),
         refresh_engines=asked,
         watch_events_of=frozenset(stuck if age_s >= NO_PROGRESS_S else ()),
     )

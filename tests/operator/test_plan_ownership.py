@@ -83,7 +83,7 @@ def test_a_foreign_object_under_our_name_stops_everything(make_world: MakeWorld,
 def test_a_conflict_is_looked_at_again(make_world: MakeWorld) -> None:
     world = make_world()
     world.add("Service", {"metadata": {"name": "llm"}, "spec": {}})
-    assert world.plan().wake_after_s == 30
+    assert world.plan().wake_after_s == 8
     world.remove("Service", "llm")
     assert "create Service" in world.plan_once()
 
@@ -162,6 +162,8 @@ def test_a_drain_whose_record_was_lost_is_finished(make_running: MakeWorld) -> N
     world = make_running()
     world.change(engine={"image": "new"})
     world.plan_once()
+    world.now += timedelta(seconds=2)
+    assert world.plan_once() == ["drain 0/1"]
     del world.tpi["status"]
     world.change(engine={"image": None})
     world.settle()
@@ -263,3 +265,28 @@ def test_waiting_is_looked_at_less_and_less_often(make_world: MakeWorld) -> None
         world.now += timedelta(seconds=age_s)
         looks.append(world.plan().wake_after_s)
     assert looks == [2, 10, 30]
+
+
+def test_what_only_events_tell_is_looked_for_every_few_seconds(make_world: MakeWorld) -> None:
+    """A mount that fails shows in no status, however old the group is by then."""
+    world = make_world()
+    world.plan_once()
+    world.kuberay()
+    world.now += timedelta(hours=1)
+    assert world.plan().wake_after_s == 30
+    pod = world.pod_of("0/1", "worker")
+    pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
+    assert world.plan().wake_after_s == 8
+    assert pod["metadata"]["uid"] in world.plan().watch_events_of
+
+
+def test_an_engine_that_loads_for_an_hour_is_still_asked_every_few_seconds(
+    make_world: MakeWorld,
+) -> None:
+    """Its failure changes no readiness: it never was ready."""
+    world = make_world()
+    world.plan_once()
+    world.kuberay()
+    world.set_pod(world.pod_of("0/1")["metadata"]["name"], ready=False)
+    world.now += timedelta(hours=1)
+    assert world.plan().wake_after_s == 8

@@ -125,6 +125,40 @@ def test_an_unreadable_spec_is_named_and_stalled_and_decisions_are_kept(
     assert status.groups == world.observed().tpi.status.groups
 
 
+def test_an_unreadable_spec_leaves_what_is_known_of_groups_that_serve(
+    make_running: MakeWorld,
+) -> None:
+    world = make_running()
+    world.plan_once()
+    before = conditions(world)
+    error = InvalidSpec(("spec.replicas: too small",))
+    world.tpi["metadata"]["generation"] = 7
+    status = status_of_invalid_spec(world.tpi, error, now="2027-01-01T00:00:00Z")
+    after = {c.type: c for c in status.conditions}
+    for kind in ("Available", "Scheduled", "RayClusterReady", "EngineReady", "RouteReady"):
+        assert after[kind] == before[kind].model_copy(update={"observed_generation": 7})
+    assert [c.type for c in status.conditions] == [k for k in ConditionType if k in after]
+
+
+def test_an_object_that_never_was_readable_has_no_conditions_about_groups(
+    make_world: MakeWorld,
+) -> None:
+    status = status_of_invalid_spec(
+        make_world().tpi, InvalidSpec(("x",)), now="2027-01-01T00:00:00Z"
+    )
+    assert {c.type for c in status.conditions} == {
+        *("Ready", "Accepted", "Progressing", "Degraded", "Stalled")
+    }
+
+
+def test_an_unreadable_spec_is_not_at_work_any_more(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.plan_once()
+    assert "Reconciling" in conditions(world)
+    status = status_of_invalid_spec(world.tpi, InvalidSpec(("x",)), now="2027-01-01T00:00:00Z")
+    assert "Reconciling" not in {c.type for c in status.conditions}
+
+
 @pytest.mark.parametrize(
     ("served", "reason", "word"),
     [
@@ -218,7 +252,6 @@ def test_a_lost_head_is_told_while_its_group_comes_back(make_running: MakeWorld)
     world = make_running()
     world.lose_head("0/1")
     assert told(world)[:2] == ("False", Reason.HEAD_LOST)
-    world.plan_once()
     world.plan_once()
     assert told(world, "Progressing")[:2] == ("True", Reason.RESTARTING)
 

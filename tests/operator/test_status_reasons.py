@@ -15,6 +15,7 @@ from tpinference_operator.api.status import (
     MAX_RANKS,
     Condition,
 )
+from tpinference_operator.observe import format_time
 
 MakeWorld = Callable[..., World]
 
@@ -71,7 +72,21 @@ def test_a_claim_that_is_missing_or_pending_is_told(starting: World, said: str) 
     assert said in told(starting, "Scheduled")[2]
 
 
-def test_a_failing_mount_is_told_from_its_event(starting: World) -> None:
+EVENT_TIMES: dict[str, Callable[[str], Body]] = {
+    "kubelet": lambda now: {"firstTimestamp": "2025-12-31T00:00:00Z", "lastTimestamp": now},
+    "once": lambda now: {"eventTime": now},
+    "series": lambda now: {
+        "eventTime": "2025-12-31T00:00:00Z",
+        "series": {"count": 9, "lastObservedTime": now},
+    },
+}
+
+
+@pytest.mark.parametrize("event_times", EVENT_TIMES.values(), ids=EVENT_TIMES)
+def test_a_failing_mount_is_told_from_its_event_and_forgotten(
+    starting: World, event_times: Callable[[str], Body]
+) -> None:
+    """The kubelet tells it again every two minutes while it holds."""
     scheduled = {"type": "PodScheduled", "status": "True"}
     pod = pod_status(starting, "head", conditions=[scheduled])
     starting.events.append(
@@ -81,10 +96,13 @@ def test_a_failing_mount_is_told_from_its_event(starting: World) -> None:
             "message": "MountVolume.SetUp failed: no such device",
             "involvedObject": {"uid": pod["metadata"]["uid"]},
             "metadata": {},
+            **event_times(format_time(starting.now)),
         }
     )
     assert told(starting, "RayClusterReady")[1] == Reason.VOLUME_NOT_READY
     assert told(starting)[2].endswith("no such device")
+    starting.now += timedelta(minutes=4)
+    assert told(starting, "RayClusterReady")[1] == Reason.PODS_STARTING
 
 
 @pytest.mark.parametrize("where", ["containerStatuses", "initContainerStatuses"])
