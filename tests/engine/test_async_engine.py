@@ -189,6 +189,7 @@ async def test_a_shutdown_ends_open_streams_and_is_idempotent(
     _, last = await collect(stream)
     assert last.finish_reason is FinishReason.ABORT
     assert (engine.status().state, engine.status().last_failure) == ("stopped", None)
+    assert [rank.state for rank in engine.status().ranks] == ["dead"]
     assert children() == []
     with pytest.raises(EngineStopped, match="the engine is stopped"):
         engine.generate(request("b"))
@@ -279,6 +280,7 @@ async def test_a_core_that_is_killed_ends_open_requests_with_an_error(
     assert {(e.finish_reason, e.error) for e in endings} == {(FinishReason.ERROR, failure.message)}
     status = engine.status()
     assert (status.state, status.reason) == ("failed", "EngineCrashed")
+    assert [rank.state for rank in status.ranks] == ["dead"]
     with pytest.raises(EngineStopped, match="has failed: the engine core process was killed"):
         engine.generate(request("c"))
     with pytest.raises(EngineStopped, match="has failed"):

@@ -112,6 +112,11 @@ def test_flags_win_over_the_environment() -> None:
         pytest.param(["--dtype", "int8"], "--dtype.*'int8'.*bfloat16", id="unknown dtype"),
         pytest.param(["--tensor-parallel-size", "two"], "'two', must be a whole", id="no number"),
         pytest.param(["--max-num-seqs", "0"], "--max-num-seqs.*'0'.*at least 1", id="too low"),
+        pytest.param(
+            ["--max-num-seqs", "9", "--max-num-batched-tokens", "8"],
+            "max_num_batched_tokens is 8, must be at least max_num_seqs 9",
+            id="a step too small for its decodes",
+        ),
         pytest.param(["--port", "70000"], "port is 70000, must be 0 to 65535", id="no port"),
         pytest.param(["--port", "8001"], "admin_port is 8001, must differ", id="one port twice"),
         pytest.param(

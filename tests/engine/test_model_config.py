@@ -100,6 +100,18 @@ def test_sliding_window_limits_the_length_unless_switched_off(read: Read) -> Non
     assert read(sliding_window=None).max_position == 512
 
 
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_a_window_of_qwen_is_off_unless_it_is_switched_on(read: Read, architecture: str) -> None:
+    """As transformers has it: without the switch its configs drop the window."""
+    fields = {"architectures": [architecture], "sliding_window": 256}
+    assert read(**fields).max_position == 512
+    assert read(**fields, use_sliding_window=None).max_position == 512
+    assert read(**fields, use_sliding_window=False).max_position == 512
+    assert read(**fields, use_sliding_window=True).max_position == 256
+    with pytest.raises(InvalidModel, match="use_sliding_window is 'on', must be true or false"):
+        read(**fields, use_sliding_window="on")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

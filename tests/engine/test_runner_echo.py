@@ -39,7 +39,7 @@ def test_batched_chunked_requests_get_the_predicted_tokens(
     make_config: Callable[..., EngineConfig], make_driver: Any, echo_runner: RunnerFactory
 ) -> None:
     prompts = [(1, 2, 3, 4, 5, 6, 7), (8,), (9, 10, 11, 12)]
-    driver = make_driver(make_config(max_num_batched_tokens=6), echo_runner)
+    driver = make_driver(make_config(max_num_batched_tokens=6, max_num_seqs=6), echo_runner)
     assert driver.generate(prompts, 9, chunk=3) == [expected(p, 9) for p in prompts]
     assert driver.generate(prompts, 9) == [expected(p, 9) for p in prompts]
 

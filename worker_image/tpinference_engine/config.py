@@ -44,7 +44,8 @@ class EngineConfig:
     max_num_seqs: int = 256
     """Requests in one step at most: slots on the ranks."""
     max_num_batched_tokens: int = 2048
-    """Tokens of one step at most. Lower = smoother decode, higher = faster prefill."""
+    """Tokens of one step at most. Lower = smoother decode, higher = faster prefill; at least
+    max_num_seqs, so that every running request gets its token in every step."""
     block_size: int = 16
     """Tokens of one cache block."""
     num_gpu_blocks_override: int | None = None
@@ -56,7 +57,8 @@ class EngineConfig:
     step_transport: Transport = "compiled-graph"
     """How steps reach the ranks under ray; mp has its own, uni needs none."""
     step_timeout_s: float = 300.0
-    """A step that takes longer fails the group."""
+    """A step that takes longer fails the group. Not under uni: there the step is on the very thread
+    that would have to notice."""
     startup_timeout_s: float = 3600.0
     """From the start of the engine core until its first token has passed all ranks."""
     ray_address: str | None = None
@@ -89,6 +91,11 @@ class EngineConfig:
             raise InvalidConfig(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization!r}, "
                 "must be between 0 and 1"
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InvalidConfig(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens!r}, must be at least "
+                f"max_num_seqs {self.max_num_seqs!r}"
             )
         self._check_layout()
         self._check_step_path()

@@ -82,16 +82,15 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     cache: CacheStatus
 
 
-def rank_statuses(places: tuple[RankPlace, ...], failure: Failure | None) -> tuple[RankStatus, ...]:
-    """A group fails as a whole; the rank that failed first is the one shown as dead."""
-    dead = failure.rank if failure else None
+def rank_statuses(places: tuple[RankPlace, ...], *, alive: bool) -> tuple[RankStatus, ...]:
+    """A group ends as a whole, whichever rank was the first: `lastFailure` names that one."""
     return tuple(
         RankStatus(
             rank=place.rank,
             pod=place.pod,
             node=place.node,
             device=place.device,
-            state="dead" if place.rank == dead else "alive",
+            state="alive" if alive else "dead",
         )
         for place in places
     )

@@ -47,6 +47,11 @@ class StatusBoard:
         """Since the core's loop last said anything; idle it does so every second."""
         return time.monotonic() - self._heard_at
 
+    @property
+    def _has_ranks(self) -> bool:
+        """A failure kills them all, and so does the core's end."""
+        return self.state not in ("failed", "stopped")
+
     def hear(self, message: StageBegan | CoreReady | Progress) -> None:
         self._heard_at = time.monotonic()
         match message:
@@ -74,7 +79,7 @@ class StatusBoard:
             reason=failure.reason if failure else None,
             message=failure.message if failure else None,
             stages=self._stage_statuses(),
-            ranks=rank_statuses(ready.places, failure) if ready else (),
+            ranks=rank_statuses(ready.places, alive=self._has_ranks) if ready else (),
             last_failure=failure,
             requests=self._progress.requests,
             model=ModelStatus(

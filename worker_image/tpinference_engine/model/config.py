@@ -32,13 +32,15 @@ class Family:
     o_bias: bool | None = None
     qk_norm: bool = False
     """Each head's query and key are normed before the rotation."""
+    has_window_switch: bool = False
+    """A sliding_window counts only where use_sliding_window is true."""
 
 
 FAMILIES = {
     "LlamaForCausalLM": Family(),
     "MistralForCausalLM": Family(qkv_bias=False, o_bias=False),
-    "Qwen2ForCausalLM": Family(qkv_bias=True, o_bias=False),
-    "Qwen3ForCausalLM": Family(qk_norm=True),
+    "Qwen2ForCausalLM": Family(qkv_bias=True, o_bias=False, has_window_switch=True),
+    "Qwen3ForCausalLM": Family(qk_norm=True, has_window_switch=True),
 }
 
 
@@ -132,7 +134,7 @@ def read_model_config(directory: Path) -> ModelConfig:
         head_dim=fields.integer("head_dim", hidden // heads),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope=_rope(fields),
-        max_position=_max_position(fields),
+        max_position=_max_position(fields, family),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         o_bias=attention_bias if family.o_bias is None else family.o_bias,
@@ -234,13 +236,15 @@ def _refuse_unsupported(fields: _Fields) -> None:
         raise fields.wrong("hidden_act", "'silu'")
 
 
-def _max_position(fields: _Fields) -> int:
+def _max_position(fields: _Fields, family: Family) -> int:
     """Within the sliding window full attention is the same, so the window is the limit."""
     longest = fields.integer("max_position_embeddings", 2048)
     window = fields.optional_integer("sliding_window")
-    # Qwen carries a window that is switched off; Mistral has no switch.
-    switched_off = fields.get("use_sliding_window") is False
-    return longest if window is None or switched_off else min(longest, window)
+    # Qwen carries a window that is off unless it is switched on; Mistral has no switch.
+    is_on = fields.flag("use_sliding_window")
+    if fields.get("use_sliding_window") is None:
+        is_on = not family.has_window_switch
+    return min(longest, window) if window is not None and is_on else longest
 
 
 def _rope(fields: _Fields) -> RopeConfig:

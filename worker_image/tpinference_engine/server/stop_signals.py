@@ -1,6 +1,6 @@
 """SIGTERM and SIGINT as two events: the first asks for an end, the second for it at once.
 
-Handlers only set state. The first event may also be set by a request to drain.
+Handlers only set state. A request to drain is no signal: it keeps the process.
 """
 
 from __future__ import annotations
