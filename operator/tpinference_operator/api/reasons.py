@@ -36,7 +36,8 @@ CONDITION_MEANING = {
     ConditionType.PROGRESSING: "Groups are being made, replaced or removed.",
     ConditionType.DEGRADED: "Negative: something that was asked for does not work.",
     ConditionType.RECONCILING: "Only while True: the operator is at work or waits for the cluster.",
-    ConditionType.STALLED: "Only while True: nothing will change until somebody changes something.",
+    ConditionType.STALLED: "Only while True: nothing will change until somebody changes something; "
+    "after RestartBudgetExhausted, at the latest when the budget is free again.",
 }
 
 
