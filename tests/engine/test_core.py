@@ -309,11 +309,20 @@ def test_a_call_that_is_refused_is_answered_and_the_engine_lives(harness: Harnes
     assert harness.until_finished("a") is FinishReason.LENGTH
 
 
-def test_a_call_that_loses_a_rank_fails_the_engine(harness: Harness) -> None:
-    harness.executor.errors["idle"] = RankDied("rank 0 exited with 9", rank=0)
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RankDied("rank 0 exited with 9", rank=0), "GroupFailed"),
+        (InsufficientResources("no room for the cache"), "InsufficientResources"),
+    ],
+)
+def test_a_call_that_a_rank_fails_in_fails_the_engine(
+    harness: Harness, error: Exception, reason: str
+) -> None:
+    harness.executor.errors["idle"] = error
     harness.start()
     harness.send(CallRanks(1, "idle", (), None))
-    assert harness.until(CoreFailed).failure.reason == "GroupFailed"
+    assert harness.until(CoreFailed).failure.reason == reason
 
 
 def test_a_canary_on_an_idle_engine_runs_one_token_and_shows_no_output(harness: Harness) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tpinference_engine.config import EngineConfig
 from tpinference_engine.errors import GroupFailed, InvalidConfig, MessageCorrupt, RankDied
+from tpinference_engine.executor.base import check_method
 from tpinference_engine.executor.uni import UniExecutor
 from tpinference_engine.runner.base import PendingTokens, Runner
 from tpinference_engine.runner.echo import EchoRunner
@@ -27,7 +28,9 @@ class BrokenRunner(EchoRunner):
 def start(make_config: Callable[..., EngineConfig]) -> Callable[..., UniExecutor]:
     def make(runner: Callable[[EngineConfig], Runner] = EchoRunner, **changes: int) -> UniExecutor:
         config = make_config(
-            distributed_executor_backend="uni", max_num_batched_tokens=8, **changes
+            distributed_executor_backend="uni",
+            max_num_batched_tokens=8,
+            **{"max_num_seqs": 8, **changes},
         )
         executor = UniExecutor(config, MAX_MODEL_LEN, runner)
         executor.start(lambda stage: None)
@@ -44,7 +47,7 @@ def test_it_has_one_place_and_the_blocks_that_fit(start: Callable[..., UniExecut
 
 def test_an_error_of_the_runner_is_the_groups(start: Callable[..., UniExecutor]) -> None:
     executor = start(BrokenRunner)
-    with pytest.raises(GroupFailed, match="rank 0 failed in step 0: RuntimeError: device-side"):
+    with pytest.raises(GroupFailed, match="rank 0 failed.*: RuntimeError: device-side"):
         executor.submit(FLUSH)
 
 
@@ -78,12 +81,21 @@ def test_one_step_is_in_flight_at_most(start: Callable[..., UniExecutor]) -> Non
         executor.collect()
 
 
-@pytest.mark.parametrize("method", ["nothing", "_check_turn", "__init__"])
-def test_only_public_methods_of_the_worker_are_called(
-    start: Callable[..., UniExecutor], method: str
-) -> None:
+@pytest.mark.parametrize("method", ["nothing", "_check_turn", "__init__", ""])
+def test_only_public_methods_of_the_worker_may_be_called(method: str) -> None:
     with pytest.raises(InvalidConfig, match=f"method is '{method}'"):
-        start().collective_rpc(method)
+        check_method(method)
+
+
+def test_a_call_that_the_rank_fails_in_is_the_groups(start: Callable[..., UniExecutor]) -> None:
+    check_method("allocate_cache")
+    with pytest.raises(
+        GroupFailed, match=r"rank 0 failed in allocate_cache: TypeError: .*"
+    ) as raised:
+        start().collective_rpc("allocate_cache", ("many",))
+    assert raised.value.rank == 0
+    with pytest.raises(InvalidConfig, match="rank is 7"):
+        start().collective_rpc("initialize", (7, 0))
 
 
 def test_after_shutdown_it_is_a_dead_rank(start: Callable[..., UniExecutor]) -> None:

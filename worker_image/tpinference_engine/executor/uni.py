@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tpinference_engine.config import EngineConfig
-from tpinference_engine.errors import GroupFailed, InvalidConfig, RankDied, TPInferenceError
+from tpinference_engine.errors import GroupFailed, RankDied, TPInferenceError
 from tpinference_engine.executor.acknowledgement import reconcile_outputs
 from tpinference_engine.executor.base import BeginStage, RankPlace
 from tpinference_engine.runner.base import RunnerFactory
@@ -86,10 +86,14 @@ class UniExecutor:
     ) -> list[Any]:
         """The time limit has no use here: nobody could be waiting for it but this thread."""
         worker = self._require_worker()
-        call = None if method.startswith("_") else getattr(worker, method, None)
-        if not callable(call):
-            raise InvalidConfig(f"method is {method!r}, must be a public method of the worker")
-        return [call(*args)]
+        try:
+            return [getattr(worker, method)(*args)]
+        except TPInferenceError:
+            raise
+        except Exception as error:
+            raise GroupFailed(
+                f"rank 0 failed in {method}: {type(error).__name__}: {error}", rank=0
+            ) from error
 
     def check_alive(self) -> None:
         self._require_worker()
