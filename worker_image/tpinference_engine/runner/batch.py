@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tpinference_engine.runner.slots import Choice, Placement
+from tpinference_engine.runner.slots import BlockPlaces, SampledRow
 from tpinference_engine.step import ForwardRow
 
 Longs = npt.NDArray[np.int64]
@@ -55,7 +55,7 @@ class ForwardArrays:
     """Columns of `tokens` whose logits are wanted, in the message's order."""
 
 
-def sample_arrays(choices: Sequence[Choice]) -> SampleArrays:
+def sample_arrays(choices: Sequence[SampledRow]) -> SampleArrays:
     params = [choice.params for choice in choices]
     floats = np.array(
         [[p.temperature for p in params], [p.top_p for p in params]], dtype=np.float64
@@ -78,7 +78,7 @@ def sample_arrays(choices: Sequence[Choice]) -> SampleArrays:
     )
 
 
-def append_array(placements: Sequence[Placement]) -> Longs:
+def append_array(placements: Sequence[BlockPlaces]) -> Longs:
     """Columns: slot, place in its block table, block."""
     if not placements:
         return np.zeros((3, 0), dtype=np.int64)

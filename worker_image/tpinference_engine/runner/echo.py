@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tpinference_engine.config import EngineConfig
 from tpinference_engine.errors import MessageCorrupt
 from tpinference_engine.runner.base import RankSetup
-from tpinference_engine.runner.slots import SlotLimits, SlotTable
+from tpinference_engine.runner.slots import BatchSlots, SlotLimits
 from tpinference_engine.step import ForwardRow, StepInput
 
 DEFAULT_VOCAB_SIZE = 512
@@ -43,17 +43,9 @@ class _Tokens:
 
 
 class EchoRunner:
-    def __init__(
-        self,
-        config: EngineConfig,
-        *,
-        vocab_size: int = DEFAULT_VOCAB_SIZE,
-        prefix_caching: bool = False,
-    ) -> None:
-        """`prefix_caching` allows a block in two slots and keeps the contents of freed ones."""
+    def __init__(self, config: EngineConfig, *, vocab_size: int = DEFAULT_VOCAB_SIZE) -> None:
         self._config = config
         self._vocab_size = vocab_size
-        self._prefix_caching = prefix_caching
         self._last_token: dict[int, int] = {}
         self._logits: list[list[int]] = []
 
@@ -79,7 +71,7 @@ class EchoRunner:
             max_model_len=self._config.max_model_len or DEFAULT_MAX_MODEL_LEN,
             max_num_batched_tokens=self._config.max_num_batched_tokens,
         )
-        self._slots = SlotTable(limits)
+        self._slots = BatchSlots(limits)
 
     def warm_up(self) -> None:
         """Nothing is slow the first time."""
@@ -113,14 +105,9 @@ class EchoRunner:
     def _apply(self, step: StepInput) -> None:
         for slot in step.free:
             if slot in self._slots.in_use:
-                self._forget(self._slots.blocks_of(slot))
+                self._cache[list(self._slots.blocks_of(slot))] = _NEVER_WRITTEN
         self._slots.apply(step)
-        if not self._prefix_caching:
-            self._check_owners()
-
-    def _forget(self, blocks: Sequence[int]) -> None:
-        if not self._prefix_caching:
-            self._cache[list(blocks)] = _NEVER_WRITTEN
+        self._check_owners()
 
     def _check_owners(self) -> None:
         owners = Counter(b for slot in self._slots.in_use for b in self._slots.blocks_of(slot))

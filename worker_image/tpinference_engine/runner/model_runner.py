@@ -24,7 +24,7 @@ from tpinference_engine.runner.capacity import count_blocks
 from tpinference_engine.runner.device_queue import DeviceQueue, Ticket, make_queue, run
 from tpinference_engine.runner.device_state import DeviceState
 from tpinference_engine.runner.memory import measure_memory
-from tpinference_engine.runner.slots import SlotLimits, SlotTable
+from tpinference_engine.runner.slots import BatchSlots, SlotLimits
 from tpinference_engine.runner.staging import NUM_BUFFERS, Staging
 from tpinference_engine.runner.warmup import warm_up_steps
 from tpinference_engine.step import StepInput
@@ -60,7 +60,7 @@ class _Joined:
 class _Running:
     """What `allocate_cache` makes."""
 
-    slots: SlotTable
+    slots: BatchSlots
     limits: SlotLimits
     state: DeviceState
     staging: Staging
@@ -208,7 +208,7 @@ class ModelRunner:
             (NUM_BUFFERS, limits.num_slots), dtype=torch.int64, pin_memory=device.type == "cuda"
         )
         return _Running(
-            slots=SlotTable(limits),
+            slots=BatchSlots(limits),
             limits=limits,
             state=DeviceState(self._loaded, cache, num_slots=limits.num_slots, device=device),
             staging=Staging(device),

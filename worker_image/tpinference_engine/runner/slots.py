@@ -28,7 +28,7 @@ class SlotLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SampledRow:
     """One row of the pending logits and what its slot wants of it."""
 
     logits_row: int
@@ -37,7 +37,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class BlockPlaces:
     """Where appended blocks go in the slot's block table."""
 
     slot: int
@@ -62,16 +62,16 @@ class _PendingLogits:
     position: int
 
 
-class SlotTable:
+class BatchSlots:
     def __init__(self, limits: SlotLimits) -> None:
         self._limits = limits
         self._slots: dict[int, _Slot] = {}
         self._pending: dict[int, _PendingLogits] = {}
 
-    def sample(self, rows: Sequence[SampleRow]) -> list[Choice]:
+    def sample(self, rows: Sequence[SampleRow]) -> list[SampledRow]:
         """SAMPLE: which of the pending logits to choose from. The others are dropped."""
         pending, self._pending = self._pending, {}
-        choices: list[Choice] = []
+        choices: list[SampledRow] = []
         for row in rows:
             found = pending.pop(row.slot, None)
             if found is None or (found.generation, found.position) != (
@@ -86,10 +86,10 @@ class SlotTable:
             index = row.position - slot.params.prompt_length
             if index < 0:
                 raise MessageCorrupt(f"{row!r} is inside the prompt of {slot.params!r}")
-            choices.append(Choice(found.row, slot.params, index))
+            choices.append(SampledRow(found.row, slot.params, index))
         return choices
 
-    def apply(self, step: StepInput) -> list[Placement]:
+    def apply(self, step: StepInput) -> list[BlockPlaces]:
         """STATE: free slots, then new ones, then block appends."""
         for index in step.free:
             if self._slots.pop(index, None) is None:
@@ -123,9 +123,6 @@ class SlotTable:
     def blocks_of(self, slot: int) -> Sequence[int]:
         return self._slots[slot].blocks
 
-    def params_of(self, slot: int) -> NewSlot:
-        return self._slots[slot].params
-
     @property
     def in_use(self) -> Sequence[int]:
         return sorted(self._slots)
@@ -139,7 +136,7 @@ class SlotTable:
             )
         return slot
 
-    def _append(self, append: BlockAppend) -> Placement:
+    def _append(self, append: BlockAppend) -> BlockPlaces:
         slot = self._slots.get(append.slot)
         if slot is None:
             raise MessageCorrupt(f"blocks for slot {append.slot}, which is not in use")
@@ -151,7 +148,7 @@ class SlotTable:
                 f"{append!r} gives the slot more than {self._limits.max_blocks_per_slot} blocks"
             )
         slot.blocks += append.blocks
-        return Placement(append.slot, first, append.blocks)
+        return BlockPlaces(append.slot, first, append.blocks)
 
     def _check_row(self, row: ForwardRow, slot: _Slot) -> None:
         if row.num_tokens < 1 or len(row.tokens) not in (0, row.num_tokens):
