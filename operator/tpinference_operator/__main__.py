@@ -26,7 +26,7 @@ from tpinference_operator.controller import Controller, Key
 from tpinference_operator.discovery import Discovery, Served
 from tpinference_operator.engine_client import Body, EngineClient, EngineWatch
 from tpinference_operator.events import EventPoster
-from tpinference_operator.handlers import Wiring, login_delays
+from tpinference_operator.handlers import LoginBackoff, Wiring
 from tpinference_operator.kube import HttpTransport, Kube
 from tpinference_operator.lease import Lease, LeaseLost
 from tpinference_operator.login import load_configuration
@@ -221,7 +221,7 @@ def build(
         configuration=configuration,
         on_response=watches.on_response,
         on_started=partial(take_signals, stop),
-        login_delays=login_delays(),
+        logins=LoginBackoff(),
     )
     server = Server(metrics, health, address=settings.bind_address, port=settings.port)
     return Operator(lease, controller, engines, events, discovery, watches, wiring, server, stop)

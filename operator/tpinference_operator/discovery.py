@@ -47,18 +47,19 @@ async def discover(kube: Kube, before: Served | None) -> Served:
     elif before is not None and before.kuberay is KubeRay.SERVED:
         kuberay = KubeRay.SERVED
     else:
-        schema = await kube.discover(RAY_SCHEMA_PATH)
-        kuberay = KubeRay.SERVED if is_new_enough(schema) else KubeRay.TOO_OLD
+        kuberay = age_of(await kube.discover(RAY_SCHEMA_PATH))
     return Served(own=_has(own, names.PLURAL), kuberay=kuberay)
 
 
-def is_new_enough(schema: Body | None) -> bool:
-    """Whether the RayCluster in an OpenAPI document has every field that we set."""
+def age_of(schema: Body | None) -> KubeRay:
+    """Whether the RayCluster in an OpenAPI document has every field that we set. One that is not
+    in it yet (the document comes a moment after the CRD) counts as not served yet."""
     schemas = ((schema or {}).get("components") or {}).get("schemas") or {}
     clusters = [body for body in schemas.values() if _is_ray_cluster(body)]
-    return any(
-        all(field in _spec_fields(cluster) for field in NEEDED_FIELDS) for cluster in clusters
-    )
+    if not clusters:
+        return KubeRay.MISSING
+    is_new = any(all(f in _spec_fields(cluster) for f in NEEDED_FIELDS) for cluster in clusters)
+    return KubeRay.SERVED if is_new else KubeRay.TOO_OLD
 
 
 class Discovery:

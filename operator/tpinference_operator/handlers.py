@@ -66,7 +66,24 @@ class Wiring:
     configuration: Configuration
     on_response: OnResponse
     on_started: Callable[[], None]
-    login_delays: Iterator[float]
+    logins: LoginBackoff
+
+
+class LoginBackoff:
+    """kopf logs in again after each 401, and would do so without a pause."""
+
+    DELAYS_S = (0.0, 1.0, 2.0, 5.0, 10.0)
+
+    def __init__(self) -> None:
+        self._num_tries = 0
+
+    def next_delay_s(self) -> float:
+        delay_s = self.DELAYS_S[min(self._num_tries, len(self.DELAYS_S) - 1)]
+        self._num_tries += 1
+        return delay_s
+
+    def succeeded(self) -> None:
+        self._num_tries = 0
 
 
 class Backoffs:
@@ -118,9 +135,13 @@ async def on_startup(*, memo: Wiring, **_: Any) -> None:
 
 
 async def on_login(*, memo: Wiring, **_: Any) -> kopf.AiohttpSession:
-    """Again after each 401; slower and slower, because kopf itself does not wait."""
-    await asyncio.sleep(next(memo.login_delays))
-    session = open_session(memo.configuration, memo.on_response)
+    await asyncio.sleep(memo.logins.next_delay_s())
+
+    def on_response(method: str, path: str, is_watch: bool) -> None:
+        memo.logins.succeeded()
+        memo.on_response(method, path, is_watch)
+
+    session = open_session(memo.configuration, on_response)
     return kopf.AiohttpSession(server=memo.configuration.host, aiohttp_session=session)
 
 
@@ -159,7 +180,3 @@ def key_of(body: Body, kind: Watched) -> Key | None:
     if kind is OWNER:
         return (body["metadata"]["namespace"], body["metadata"]["name"])
     return cache.owner_key(body)
-
-
-def login_delays() -> Iterator[float]:
-    return itertools.chain((0.0, 1.0, 2.0, 5.0), itertools.repeat(10.0))

@@ -18,6 +18,7 @@ from tpinference_operator.handlers import (
     OWNER,
     RAYCLUSTERS,
     WATCHED,
+    LoginBackoff,
     Watched,
     build_registry,
     build_settings,
@@ -152,3 +153,10 @@ async def test_the_index_keeps_a_slim_copy_by_owner() -> None:
     assert list(indexed) == [("ns", "llm")]
     assert "managedFields" not in indexed[("ns", "llm")]["metadata"]
     assert list(await index(body=body(), param=OWNER)) == [("ns", "x")]
+
+
+def test_logins_slow_down_until_one_works() -> None:
+    logins = LoginBackoff()
+    assert [logins.next_delay_s() for _ in range(6)] == [0.0, 1.0, 2.0, 5.0, 10.0, 10.0]
+    logins.succeeded()
+    assert logins.next_delay_s() == 0.0

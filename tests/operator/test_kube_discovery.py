@@ -49,6 +49,13 @@ async def test_kuberays_age_is_read_from_its_schema(
     assert await discover(kube, None) == Served(own=True, kuberay=kuberay)
 
 
+async def test_a_schema_that_is_not_published_yet_is_waited_for(api: Any, kube: Kube) -> None:
+    api.objects |= {OWN_PATH: OWN, RAY_PATH: RAY}
+    assert (await discover(kube, None)).kuberay is KubeRay.MISSING
+    api.objects[RAY_SCHEMA_PATH] = {"components": {"schemas": {"other": {}}}}
+    assert (await discover(kube, None)).kuberay is KubeRay.MISSING
+
+
 async def test_nothing_served(kube: Kube) -> None:
     assert await discover(kube, None) == Served(own=False, kuberay=KubeRay.MISSING)
 
