@@ -89,7 +89,9 @@ class StepInput:
     epoch: int
     """Incarnation of the rank group. A rank of another epoch refuses the message."""
     bucket: int
-    """Padded number of tokens in FORWARD; 0 = a flush, nothing to run."""
+    """Upper bound of the tokens in FORWARD, of a few sizes; 0 = a flush, nothing to run. A rank
+    refuses rows that exceed it and runs what they really have: captured graphs, which need the
+    sizes, are not there yet."""
     sample: tuple[SampleRow, ...] = ()
     free: tuple[int, ...] = ()
     new: tuple[NewSlot, ...] = ()

@@ -191,6 +191,7 @@ def _plan(
                 request_id=f"{answer_id}-{at * body.num_choices + nth}",
                 prompt_token_ids=prompt,
                 params=_params(model.defaults, body, max_tokens[at], nth),
+                priority=body.priority or 0,
             ),
             text=ChoiceText(model.tokenizer.detokenizer(), body.stops),
         )

@@ -87,6 +87,8 @@ class SamplingBody(Body):
     """0 and -1 = all of the vocabulary."""
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
     ignore_eos: bool = False
+    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    """Lower goes first, both in the queue and when the cache runs out; 0 if absent."""
     return_token_ids: bool = False
 
     logit_bias: UnsupportedObject = None
