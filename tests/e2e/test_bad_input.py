@@ -102,9 +102,11 @@ def test_a_model_directory_that_can_not_be_served(
     seen = served.wait_for_condition("Ready", "False", "InvalidModel", timeout_s=ENGINE_TIMEOUT_S)
     assert word in seen["message"]
     assert served.condition("Stalled")["status"] == "True"
-    # Left standing for a look: nothing ended and nothing was replaced.
+    # Left standing for a look: nothing ended and nothing was replaced. Workers may still be on
+    # their way, since the head reads the directory first.
     phases = [pod["status"]["phase"] for pod in served.pods("head") + served.pods("worker")]
-    assert phases == ["Running"] * 3
+    assert len(phases) == 3
+    assert set(phases) <= {"Running", "Pending"}
 
 
 @pytest.fixture

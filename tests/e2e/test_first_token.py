@@ -55,7 +55,7 @@ def test_steady_state_writes_nothing(serving: Serving) -> None:
 
 
 def test_deleted_with_streams_open_each_ends_properly(serving: Serving) -> None:
-    with ask_for(serving, num_tokens=16) as short, ask_for(serving, num_tokens=1900) as long:
+    with ask_for(serving, num_tokens=4) as short, ask_for(serving, num_tokens=1900) as long:
         short_events, long_events = [next(short)], [next(long)]
         where = ("-n", serving.namespace, "--wait=false")
         serving.kubectl("delete", "tpinference", serving.name, *where)

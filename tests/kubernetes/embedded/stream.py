@@ -36,6 +36,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[str]:
 
 
 def finish_reasons(events: list[str]) -> list[str]:
-    choices = [json.loads(event)["choices"] for event in events if event != DONE]
+    """Of all chunks; an event that tells an error has none."""
+    choices = [json.loads(event).get("choices") for event in events if event != DONE]
     reasons = [choice[0].get("finish_reason") for choice in choices if choice]
     return [reason for reason in reasons if reason]
