@@ -162,9 +162,11 @@ class Engine:
 
 class LagRules(RuleBasedStateMachine):
     @initialize(
-        num_blocks=st.integers(3, 9), max_num_seqs=st.integers(1, 4), budget=st.integers(1, 9)
+        num_blocks=st.integers(3, 9), max_num_seqs=st.integers(1, 4), spare=st.integers(0, 5)
     )
-    def begin(self, num_blocks: int, max_num_seqs: int, budget: int) -> None:
+    def begin(self, num_blocks: int, max_num_seqs: int, spare: int) -> None:
+        """`spare` tokens of a step are left for prompts when every slot decodes."""
+        budget = max_num_seqs + spare
         self.engine = Engine(num_blocks=num_blocks, max_num_seqs=max_num_seqs, budget=budget)
 
     @rule(
@@ -262,7 +264,7 @@ def test_one_slot_serves_everybody_in_turn(make_engine: Callable[..., Engine]) -
 
 def test_every_prefix_of_a_life_can_be_aborted(make_engine: Callable[..., Engine]) -> None:
     for num_steps in range(14):
-        engine = make_engine(budget=2)
+        engine = make_engine(max_num_seqs=2, budget=2)
         engine.add(request("aborted", (1, 2, 3, 4, 5), 6))
         engine.add(request("other", (6, 7, 8), 6))
         for _ in range(num_steps):
@@ -298,7 +300,7 @@ def test_a_long_walk_of_priorities_through_a_small_cache(
 ) -> None:
     """Denser than what hypothesis draws: older prompts take blocks from younger decodes."""
     walk = random.Random(seed)
-    engine = make_engine(num_blocks=walk.randint(7, 9), budget=walk.randint(3, 6))
+    engine = make_engine(num_blocks=walk.randint(7, 9), budget=walk.randint(4, 6))
     for index in range(150):
         prompt = tuple(walk.randrange(VOCAB_SIZE) for _ in range(walk.randint(1, 16)))
         wanted = request(str(index), prompt, walk.randint(1, 12), seed=index, temperature=1.0)
