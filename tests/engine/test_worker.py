@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tpinference_engine.config import EngineConfig
-from tpinference_engine.errors import InvalidConfig, MessageCorrupt
+from tpinference_engine.errors import GroupFailed, InvalidConfig, MessageCorrupt, TPInferenceError
 from tpinference_engine.runner.base import RunnerFactory
 from tpinference_engine.step import (
     NO_STEP,
@@ -108,6 +109,50 @@ def test_failed_step_can_not_be_repeated(make_worker: Callable[..., Worker]) -> 
         worker.step(bad)
     with pytest.raises(MessageCorrupt, match="must be its successor"):
         worker.step(first_step())
+
+
+def test_error_of_a_rank_names_it(make_worker: Callable[..., Worker]) -> None:
+    bad = encode_input(StepInput(step_id=0, epoch=7, bucket=0, free=(3,)))
+    with pytest.raises(MessageCorrupt, match="slot 3 is freed") as caught:
+        make_worker(1).step(bad)
+    assert caught.value.rank == 1
+
+
+def test_bug_in_a_step_is_a_failure_of_this_rank(
+    make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make_worker(1)
+
+    def fail(step: StepInput) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(worker._runner, "enqueue", fail)
+    with pytest.raises(GroupFailed, match="rank 1 failed: ZeroDivisionError: a bug") as caught:
+        worker.step(flush(0))
+    assert caught.value.rank == 1
+
+
+def test_survivor_of_a_real_group_names_nobody(
+    tiny_model: Callable[[str], Path], make_config: Callable[..., EngineConfig], make_driver: Any
+) -> None:
+    config = make_config(model=tiny_model("llama-9-heads-3-kv"), tensor_parallel_size=2)
+    survivor, lost = make_driver(config).workers
+    lost.close()
+    prefill = StepInput(
+        step_id=0,
+        epoch=survivor._epoch,
+        bucket=3,
+        new=(NewSlot(1, 5, 3, 0.0, 1.0, 0, 0),),
+        appends=(BlockAppend(1, (2,)),),
+        forward=(ForwardRow(1, 5, 0, 3, (1, 2, 3), True),),
+    )
+    # What the first call queued is waited for in the second.
+    sample = StepInput(step_id=1, epoch=survivor._epoch, bucket=0, sample=(SampleRow(1, 5, 3),))
+    with pytest.raises(TPInferenceError) as caught:
+        survivor.step(encode_input(prefill))
+        survivor.step(encode_input(sample))
+    assert isinstance(caught.value, GroupFailed) and caught.value.rank is None
+    assert "gloo" in str(caught.value)
 
 
 def test_step_before_initialize_is_refused(

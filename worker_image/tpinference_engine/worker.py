@@ -7,15 +7,19 @@ it costs no torch: the runner is made in the rank's own process.
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from tpinference_engine.config import EngineConfig
-from tpinference_engine.errors import InvalidConfig, MessageCorrupt
+from tpinference_engine.errors import GroupFailed, InvalidConfig, MessageCorrupt, TPInferenceError
 from tpinference_engine.runner.base import RankSetup, Runner, RunnerFactory
 from tpinference_engine.runner.cores import threads_of_rank, usable_cores
 from tpinference_engine.step import (
@@ -31,6 +35,12 @@ from tpinference_engine.step import (
 )
 
 LOOPBACK = "127.0.0.1"
+SWITCH_INTERVAL_S = 0.0005
+"""The thread of the steps gets the interpreter back from any other this soon."""
+_PEER_LOSS_CLASS = "DistError"
+"""torch.distributed's base of what NCCL and the store raise."""
+_PEER_LOSS_TEXT = "gloo/"
+"""gloo raises plain RuntimeErrors, which begin with the place in its source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,8 @@ class Worker:
     """Methods come one at a time, from any thread; each raises TPInferenceError.
 
     Order: place, open_store (rank 0), initialize, load_model, cache_capacity, allocate_cache,
-    warm_up, then steps; idle before any other call between steps; close.
+    warm_up, settle in a process of its own, then steps; idle before any other call between steps;
+    close.
     """
 
     def __init__(
@@ -91,6 +102,7 @@ class Worker:
                 f"rank is {rank!r}, tensor_parallel_size {self._config.tensor_parallel_size} "
                 f"allows 0 to {self._config.tensor_parallel_size - 1}"
             )
+        self._rank, self._epoch, self._last_step = rank, epoch, None
         found = self._find_node()
         self._runner.initialize(
             RankSetup(
@@ -101,7 +113,6 @@ class Worker:
                 num_threads=threads_of_rank(ranks_on_node, usable_cores()),
             )
         )
-        self._rank, self._epoch, self._last_step = rank, epoch, None
 
     def load_model(self) -> int:
         """Bytes of this rank's slice of the weights."""
@@ -118,7 +129,51 @@ class Worker:
         self._runner.warm_up()
 
     def step(self, payload: bytes) -> bytes:
-        """The graph method: queues all of call N, waits for its sample only, acknowledges."""
+        """The graph method: queues all of call N, waits for its sample only, acknowledges.
+
+        Transports lose which rank it was that raised, so the error says it: see `rank_error`.
+        """
+        with self.naming_errors():
+            return self._take_step(payload)
+
+    @contextmanager
+    def naming_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            named = self.rank_error(error)
+            if named is error:
+                raise
+            raise named from error
+
+    def rank_error(self, error: Exception) -> TPInferenceError:
+        """`error` with this rank's name, unless it is the loss of a peer.
+
+        Who sees a peer's end is a survivor, and does not know whose end it was.
+        """
+        lost = _is_peer_loss(error)
+        if isinstance(error, GroupFailed):
+            error.rank = None if lost else self._rank
+        if isinstance(error, TPInferenceError):
+            return error
+        name = "a rank" if self._rank is None else f"rank {self._rank}"
+        what = "lost a peer" if lost else f"failed: {type(error).__name__}"
+        return GroupFailed(f"{name} {what}: {error}", rank=None if lost else self._rank)
+
+    def idle(self) -> None:
+        """The fence: returns when nothing is queued on the device any more."""
+        self._runner.idle()
+
+    def settle(self) -> None:
+        """Start-up's objects stay; the collector need not look at them in every step."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        gc.collect()
+        gc.freeze()
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def _take_step(self, payload: bytes) -> bytes:
         arrived = time.perf_counter()
         step = decode_input(payload)
         self._check_turn(step)
@@ -127,13 +182,6 @@ class Worker:
         tokens = self._runner.enqueue(step).wait()
         skew_us = min(int((time.perf_counter() - arrived) * 1e6), np.iinfo(np.int32).max)
         return encode_output(self._acknowledge(step, tokens, skew_us))
-
-    def idle(self) -> None:
-        """The fence: returns when nothing is queued on the device any more."""
-        self._runner.idle()
-
-    def close(self) -> None:
-        self._runner.close()
 
     def _check_turn(self, step: StepInput) -> None:
         if self._rank is None:
@@ -171,6 +219,15 @@ class Worker:
         if self._config.distributed_executor_backend == "ray":
             return _ray_place(self._device_index)
         return _NodePlace(socket.gethostname(), LOOPBACK, self._device_index)
+
+
+def _is_peer_loss(error: BaseException | None) -> bool:
+    while error is not None:
+        classes = {cls.__name__ for cls in type(error).__mro__}
+        if _PEER_LOSS_CLASS in classes or _PEER_LOSS_TEXT in str(error):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _ray_place(default_device: int) -> _NodePlace:

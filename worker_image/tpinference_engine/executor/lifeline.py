@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 SILENCE_S = 3
 _HELLO_TIMEOUT_S = 1.0
-_EXIT_CODE_ALONE = 75
+EXIT_CODE_ALONE = 75
+"""Of a rank that ends because the engine core has."""
 _TOKEN_BYTES = 16
 _HELLO_BYTES = 2 * _TOKEN_BYTES + 8
 
@@ -121,7 +122,7 @@ def _end_process() -> None:
     # At once and without clean-up: the device, the store and the peers' collectives go with it, and
     # clean-up could wait for a peer that is gone too.
     os.write(2, f"{time.strftime('%F %T')} the engine core is gone, this rank ends\n".encode())
-    os._exit(_EXIT_CODE_ALONE)
+    os._exit(EXIT_CODE_ALONE)
 
 
 def _has_ended(connection: socket.socket) -> bool:

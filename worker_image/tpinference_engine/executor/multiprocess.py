@@ -5,10 +5,11 @@ One thread calls it. Any error of one rank ends all, as under Ray.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, NoReturn
@@ -17,17 +18,35 @@ from tpinference_engine.config import EngineConfig
 from tpinference_engine.errors import (
     GroupFailed,
     RankDied,
-    StartupTimedOut,
     StepTimedOut,
     TPInferenceError,
 )
 from tpinference_engine.executor.acknowledgement import reconcile_outputs
 from tpinference_engine.executor.base import BeginStage, RankPlace
+from tpinference_engine.executor.bring_up import (
+    Arguments,
+    AsFailure,
+    as_it_is,
+    bring_up,
+    check_rpc_method,
+    rpc_failure,
+    startup_deadline,
+)
 from tpinference_engine.executor.deadline import Deadline
 from tpinference_engine.executor.rank_process import run_rank
+from tpinference_engine.exit_code import signal_name
 from tpinference_engine.runner.base import RunnerFactory
 from tpinference_engine.step import StepInput, StepOutput, decode_output, encode_input
 from tpinference_engine.transport.shared_memory import SharedMemoryTransport
+
+_NAMING_S = 1.0
+"""How long an error that names no rank waits for a process to end."""
+_CLOSED_S = 1.0
+"""For a rank that closed its pipe to end by itself."""
+_END_S = 5.0
+"""For killed ranks to be gone; the kernel may hold one for as long as it likes."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +74,20 @@ class MultiprocessExecutor:
         self._num_blocks = 0
 
     def start(self, begin_stage: BeginStage) -> None:
-        deadline = Deadline.after(self._config.startup_timeout_s)
-        try:
+        with startup_deadline(self._config) as deadline:
             self._spawn()
-            self._places = self._find_places(deadline)
-            begin_stage("weightsLoaded")
-            self._load(deadline)
-            begin_stage("warmedUp")
-            self._call("warm_up", (), deadline)
-        except StepTimedOut as error:
-            raise StartupTimedOut(
-                f"start-up took longer than startup_timeout_s "
-                f"{self._config.startup_timeout_s:g}: {error}"
-            ) from error
+            size = len(self._ranks)
+            places = self._call("place", [()] * size, deadline.remaining_s)
+            self._places = tuple(
+                RankPlace(rank, str(p["pod"]), str(p["node"]), str(p["device"]), int(p["pid"]))
+                for rank, p in enumerate(places)
+            )
+            self._num_blocks = bring_up(
+                lambda method, arguments: self._call(method, arguments, deadline.remaining_s),
+                [size] * size,
+                self._config,
+                begin_stage,
+            )
 
     @property
     def num_blocks(self) -> int:
@@ -99,7 +119,9 @@ class MultiprocessExecutor:
         self, method: str, args: Sequence[Any] = (), timeout_s: float | None = None
     ) -> list[Any]:
         assert self._in_flight is None, "an RPC is fenced: no step is in flight"
-        return self._call_each(method, [tuple(args)] * len(self._ranks), timeout_s)
+        check_rpc_method(method)
+        arguments = [tuple(args)] * len(self._ranks)
+        return self._call(method, arguments, timeout_s, partial(rpc_failure, method))
 
     def check_alive(self) -> None:
         if self._failure is not None:
@@ -113,9 +135,12 @@ class MultiprocessExecutor:
     def shutdown(self) -> None:
         self._kill()
         for rank in self._ranks:
-            rank.process.join()
-            rank.process.close()
             rank.calls.close()
+            rank.process.join(_END_S)
+            if rank.process.exitcode is None:
+                logger.warning("pid %s still runs %s s after SIGKILL", rank.process.pid, _END_S)
+            else:
+                rank.process.close()
         self._ranks = []
         if self._transport is not None:
             self._transport.close()
@@ -140,67 +165,61 @@ class MultiprocessExecutor:
             theirs.close()
             self._ranks.append(_Rank(process, ours))
 
-    def _find_places(self, deadline: Deadline) -> tuple[RankPlace, ...]:
-        return tuple(
-            RankPlace(rank, str(p["pod"]), str(p["node"]), str(p["device"]), int(p["pid"]))
-            for rank, p in enumerate(self._call("place", (), deadline))
-        )
-
-    def _load(self, deadline: Deadline) -> None:
-        size, epoch = len(self._ranks), self._config.epoch
-        store: tuple[str, int] | None = None
-        if size > 1:
-            self._ranks[0].calls.send(("open_store", ()))
-            store = self._gather([0], "open_store", deadline.remaining_s)[0]
-        arguments = [(rank, epoch, store, size) for rank in range(size)]
-        self._call_each("initialize", arguments, deadline.remaining_s)
-        self._call("load_model", (), deadline)
-        capacities = self._call("cache_capacity", (), deadline)
-        self._num_blocks = self._config.num_gpu_blocks_override or min(capacities)
-        self._call("allocate_cache", (self._num_blocks,), deadline)
-
-    def _call(self, method: str, args: tuple[Any, ...], deadline: Deadline) -> list[Any]:
-        return self.collective_rpc(method, args, deadline.remaining_s)
-
-    def _call_each(
-        self, method: str, arguments: Sequence[tuple[Any, ...]], timeout_s: float | None
+    def _call(
+        self,
+        method: str,
+        arguments: Sequence[Arguments],
+        timeout_s: float | None,
+        as_failure: AsFailure = as_it_is,
     ) -> list[Any]:
+        """`method` of the first ranks' workers, one for each of `arguments`."""
         self.check_alive()
-        for rank, args in zip(self._ranks, arguments, strict=True):
-            rank.calls.send((method, args))
-        answers = self._gather(range(len(self._ranks)), method, timeout_s)
-        return [answers[rank] for rank in range(len(self._ranks))]
+        try:
+            for rank, given in enumerate(arguments):
+                self._send(rank, (method, given))
+            answers = self._gather(range(len(arguments)), method, timeout_s)
+        except TPInferenceError as error:
+            self._fail(as_failure(error))
+        return [answers[rank] for rank in range(len(arguments))]
+
+    def _send(self, rank: int, call: tuple[str, Arguments]) -> None:
+        try:
+            self._ranks[rank].calls.send(call)
+        except ConnectionError:
+            self._raise_lost(rank)
 
     def _gather(self, ranks: Sequence[int], method: str, timeout_s: float | None) -> dict[int, Any]:
         """The first failure ends the wait: the others may wait for that rank, for good."""
         waiting = {self._ranks[rank].calls: rank for rank in ranks}
         answers: dict[int, Any] = {}
         deadline = None if timeout_s is None else Deadline.after(timeout_s)
-        try:
-            while waiting:
-                left = None if deadline is None else deadline.remaining_s
-                ready = wait(list(waiting), left)
-                if not ready:
-                    late = sorted(waiting.values())
-                    raise StepTimedOut(f"{method}: no answer of ranks {late}", rank=late[0])
-                for calls in ready:
-                    assert isinstance(calls, Connection), "only these were waited for"
-                    rank = waiting.pop(calls)
-                    answers[rank] = self._receive(rank)
-        except TPInferenceError as error:
-            self._fail(error)
+        while waiting:
+            ready = wait(list(waiting), None if deadline is None else deadline.remaining_s)
+            if not ready:
+                late = sorted(waiting.values())
+                raise StepTimedOut(f"{method}: no answer of ranks {late}", rank=late[0])
+            for calls in ready:
+                assert isinstance(calls, Connection), "only these were waited for"
+                rank = waiting.pop(calls)
+                answers[rank] = self._receive(rank)
         return answers
 
     def _receive(self, rank: int) -> Any:
         try:
             succeeded, value = self._ranks[rank].calls.recv()
         except (EOFError, ConnectionError):
-            self._ranks[rank].process.join()
-            self._check_rank(rank)
-            raise GroupFailed(f"rank {rank} closed its pipe", rank=rank) from None
+            self._raise_lost(rank)
         if succeeded:
             return value
         raise value
+
+    def _raise_lost(self, rank: int) -> NoReturn:
+        """Its pipe is closed, so it is dead or about to be; killed if it is neither."""
+        process = self._ranks[rank].process
+        process.join(_CLOSED_S)
+        self._check_rank(rank)
+        process.kill()
+        raise GroupFailed(f"rank {rank} closed its pipe and ran on", rank=rank)
 
     def _raise_reported(self, rank: int) -> None:
         """A step's error was sent before its mark was."""
@@ -209,15 +228,28 @@ class MultiprocessExecutor:
     def _check_rank(self, rank: int) -> None:
         code = self._ranks[rank].process.exitcode
         if code is not None:
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
             pid = self._ranks[rank].process.pid
             raise RankDied(f"rank {rank} (pid {pid}) died: {how}", rank=rank)
 
     def _fail(self, error: TPInferenceError) -> NoReturn:
         if self._failure is None:
-            self._failure = error
+            self._failure = self._named(error)
         self._kill()
         raise self._failure
+
+    def _named(self, error: TPInferenceError) -> TPInferenceError:
+        """An error that names nobody is told by a survivor: who died may not be seen yet."""
+        if isinstance(error, GroupFailed) and error.rank is None:
+            rank_of = {rank.process.sentinel: i for i, rank in enumerate(self._ranks)}
+            for sentinel in wait(list(rank_of), _NAMING_S):
+                assert isinstance(sentinel, int), "only these were waited for"
+                try:
+                    self._ranks[rank_of[sentinel]].process.join(_CLOSED_S)
+                    self._check_rank(rank_of[sentinel])
+                except RankDied as death:
+                    return death
+        return error
 
     def _kill(self) -> None:
         for rank in self._ranks:

@@ -7,9 +7,7 @@ compiled graph on a thread of Ray's; never both at once, as the driver fences.
 
 from __future__ import annotations
 
-import gc
 import os
-import sys
 from typing import Any
 
 from tpinference_engine.config import EngineConfig
@@ -23,9 +21,6 @@ from tpinference_engine.executor.semaphores import (
 )
 from tpinference_engine.runner.base import RunnerFactory
 from tpinference_engine.worker import Worker
-
-SWITCH_INTERVAL_S = 0.0005
-"""The graph's thread gets the interpreter back from any other this soon."""
 
 
 class RankActor:
@@ -53,11 +48,10 @@ class RankActor:
         choose_interface(str(self._the_worker.place()["address"]))
         sweep_dead_semaphores()
 
-    def open_store_on(self, rank: int) -> tuple[str, int] | None:
-        return self._the_worker.open_store() if rank == 0 else None
-
     def call(self, method: str, args: tuple[Any, ...]) -> Any:
-        return getattr(self._the_worker, method)(*args)
+        worker = self._the_worker
+        with worker.naming_errors():
+            return getattr(worker, method)(*args)
 
     def step(self, payload: bytes) -> bytes:
         return self._the_worker.step(payload)
@@ -77,12 +71,6 @@ class RankActor:
         """After the first step: all that need the graph's semaphores have them open."""
         raylet_pid = os.getppid()
         unlink_semaphores(graph_semaphores(raylet_pid) - self._semaphores_before)
-
-    def settle(self) -> None:
-        """Start-up's objects stay; the collector need not look at them in every step."""
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        gc.collect()
-        gc.freeze()
 
     @property
     def _the_worker(self) -> Worker:

@@ -24,6 +24,7 @@ from tpinference_engine.errors import (
     TPInferenceError,
 )
 from tpinference_engine.executor.base import RankPlace
+from tpinference_engine.executor.bring_up import Arguments, AsFailure, as_it_is
 from tpinference_engine.executor.deadline import Deadline
 from tpinference_engine.executor.placement import (
     Layout,
@@ -43,7 +44,7 @@ from tpinference_engine.transport.ray_failure import describe_death
 from tpinference_engine.transport.ray_gather import gather
 
 _NODE_POLL_S = 0.2
-_NAMING_S = 0.5
+_NAMING_S = 1.0
 """How long an error that names no rank waits for the watch to find the dead one."""
 _DESCRIBE_S = 0.3
 _END_S = 5.0
@@ -61,6 +62,7 @@ class RankGroup:
         self._killed = False
         self._failure: TPInferenceError | None = None
         self._failed = threading.Event()
+        self._described = threading.Event()
         self.actors: tuple[Any, ...] = ()
         """In rank order once placed."""
         self.places: tuple[RankPlace, ...] = ()
@@ -86,10 +88,20 @@ class RankGroup:
         """`start_call(actor, rank)` for all, then all answers in rank order."""
         self.check_alive()
         refs = [start_call(actor, rank) for rank, actor in enumerate(self.actors)]
-        try:
-            return list(gather(refs, timeout_s, doing))
-        except TPInferenceError as error:
-            raise self.fail(error) from error
+        return self._gather(refs, timeout_s, doing, as_it_is)
+
+    def call_workers(
+        self,
+        method: str,
+        arguments: Sequence[Arguments],
+        timeout_s: float | None,
+        as_failure: AsFailure = as_it_is,
+    ) -> list[Any]:
+        """`method` of the first ranks' workers, one for each of `arguments`."""
+        self.check_alive()
+        called = zip(self.actors, arguments, strict=False)
+        refs = [actor.call.remote(method, given) for actor, given in called]
+        return self._gather(refs, timeout_s, method, as_failure)
 
     def watch_tasks(self, refs: Sequence[Any]) -> None:
         if self._watch is not None and refs:
@@ -103,8 +115,10 @@ class RankGroup:
         """Kills all ranks. The first cause that is known, which may be older than `error`."""
         nameless = isinstance(error, GroupFailed) and error.rank is None
         if isinstance(error, RankDied) or (nameless and not isinstance(error, StepTimedOut)):
-            self._failed.wait(_NAMING_S)
+            if self._failed.wait(_NAMING_S):
+                self._described.wait(2 * _DESCRIBE_S)
         self._record(error)
+        self._described.set()
         self.kill()
         assert self._failure is not None, "just recorded"
         return self._failure
@@ -128,6 +142,14 @@ class RankGroup:
         if self._placement is not None:
             remove_placement_group(self._placement)
             self._placement = None
+
+    def _gather(
+        self, refs: Sequence[Any], timeout_s: float | None, doing: str, as_failure: AsFailure
+    ) -> list[Any]:
+        try:
+            return list(gather(refs, timeout_s, doing))
+        except TPInferenceError as error:
+            raise self.fail(as_failure(error)) from error
 
     def _wait_for_nodes(self, deadline: Deadline) -> Layout:
         config = self._config
@@ -185,7 +207,8 @@ class RankGroup:
 
     def _join(self, deadline: Deadline) -> None:
         num_ranks = len(self.actors)
-        self._watch = RankWatch(self._cluster.node_address(), num_ranks, self._on_rank_end)
+        host = self._cluster.node_address()
+        self._watch = RankWatch(host, num_ranks, self._on_rank_end, self._on_watch_blind)
         lifeline = self._watch.address
         self.call(
             lambda actor, rank: actor.join.remote(rank, lifeline), deadline.remaining_s, "joining"
@@ -195,11 +218,22 @@ class RankGroup:
         """On the watch's thread, while the engine's own thread may be deep in a wait."""
         if self._killed or self._failure is not None:
             return
-        detail = self._describe_end(rank)
+        # Named first and described second: the engine's own thread waits for a name, not for long.
+        death = self._death(rank, "its connection ended")
+        self._record(death)
+        self._describe(death, self._death(rank, self._describe_end(rank)))
+        self.kill()
+
+    def _on_watch_blind(self, error: Exception) -> None:
+        what = f"{type(error).__name__}: {error}"
+        self._record(GroupFailed(f"the ranks can't be watched any more: {what}"))
+        self._described.set()
+        self.kill()
+
+    def _death(self, rank: int, detail: str) -> RankDied:
         place = self.places[rank]
         where = f"pod {place.pod}, node {place.node}, pid {place.pid}"
-        self._record(RankDied(f"rank {rank} ({where}) died: {detail}", rank=rank))
-        self.kill()
+        return RankDied(f"rank {rank} ({where}) died: {detail}", rank=rank)
 
     def _describe_end(self, rank: int) -> str:
         try:
@@ -215,3 +249,10 @@ class RankGroup:
                 self._failure = failure
                 logger.error("rank group of epoch %s failed: %s", self._config.epoch, failure)
         self._failed.set()
+
+    def _describe(self, named: RankDied, described: RankDied) -> None:
+        with self._lock:
+            if self._failure is named:
+                self._failure = described
+                logger.error("%s", described)
+        self._described.set()

@@ -12,13 +12,12 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from tpinference_engine.config import EngineConfig
-from tpinference_engine.errors import GroupFailed, TPInferenceError
+from tpinference_engine.errors import TPInferenceError
+from tpinference_engine.executor.lifeline import EXIT_CODE_ALONE
 from tpinference_engine.executor.network_interface import choose_interface
 from tpinference_engine.runner.base import RunnerFactory
 from tpinference_engine.transport.shared_memory import RankSlots, answer_steps
 from tpinference_engine.worker import LOOPBACK, Worker
-
-_EXIT_CODE_ALONE = 75
 
 Answer = tuple[bool, Any]
 """Whether it succeeded, and the value or the error."""
@@ -42,32 +41,25 @@ def run_rank(
         return
     threading.Thread(
         target=answer_steps,
-        args=(slots, worker.step, lambda error: calls.send((False, _portable(error, rank)))),
+        args=(slots, worker.step, lambda error: calls.send((False, worker.rank_error(error)))),
         name="steps",
         daemon=True,
     ).start()
     while True:
         method, args = calls.recv()
-        calls.send(_call(worker, rank, method, args))
+        calls.send(_call(worker, method, args))
 
 
-def _call(worker: Worker, rank: int, method: str, args: tuple[Any, ...]) -> Answer:
+def _call(worker: Worker, method: str, args: tuple[Any, ...]) -> Answer:
     try:
         return True, getattr(worker, method)(*args)
     # The outermost frame of a rank's call: whatever it met belongs to the driver.
     except Exception as error:
-        return False, _portable(error, rank)
-
-
-def _portable(error: Exception, rank: int) -> TPInferenceError:
-    """Errors of libraries need not survive the pipe."""
-    if isinstance(error, TPInferenceError):
-        return error
-    return GroupFailed(f"rank {rank}: {type(error).__name__}: {error}", rank=rank)
+        return False, worker.rank_error(error)
 
 
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None, "started by multiprocessing"
     wait([parent.sentinel])
-    os._exit(_EXIT_CODE_ALONE)
+    os._exit(EXIT_CODE_ALONE)

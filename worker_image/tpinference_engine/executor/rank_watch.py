@@ -7,6 +7,7 @@ down. It does not know what follows from a death.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,12 +18,22 @@ from tpinference_engine.executor.lifeline import LifelineAddress, LifelineListen
 
 _POLL_S = 0.05
 
+logger = logging.getLogger(__name__)
+
 
 class RankWatch:
-    def __init__(self, host: str, num_ranks: int, on_end: Callable[[int], None]) -> None:
-        """`on_end(rank)` comes on the watch's own thread, once a rank."""
+    def __init__(
+        self,
+        host: str,
+        num_ranks: int,
+        on_end: Callable[[int], None],
+        on_blind: Callable[[Exception], None],
+    ) -> None:
+        """On the watch's own thread: `on_end(rank)`, once a rank, or `on_blind(error)`, after which
+        no death is noticed any more."""
         self._listener = LifelineListener(host)
         self._on_end = on_end
+        self._on_blind = on_blind
         self._refs: dict[Any, int] = {}
         self._joined = frozenset(range(num_ranks))
         self._ended: set[int] = set()
@@ -48,6 +59,14 @@ class RankWatch:
         self._listener.close()
 
     def _run(self) -> None:
+        try:
+            self._watch()
+        # The outermost frame of the thread.
+        except Exception as error:
+            logger.exception("the ranks can't be watched any more")
+            self._on_blind(error)
+
+    def _watch(self) -> None:
         while not self._stopping.is_set():
             lost = self._listener.poll(_POLL_S) + self._finished_tasks()
             for rank in lost:

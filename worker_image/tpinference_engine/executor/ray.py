@@ -6,12 +6,19 @@ One thread calls it, for its whole life. What an error means for the group is in
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tpinference_engine.config import EngineConfig
-from tpinference_engine.errors import StartupTimedOut, StepTimedOut, TPInferenceError
+from tpinference_engine.errors import TPInferenceError
 from tpinference_engine.executor.acknowledgement import reconcile_outputs
 from tpinference_engine.executor.base import BeginStage, RankPlace
+from tpinference_engine.executor.bring_up import (
+    bring_up,
+    check_rpc_method,
+    rpc_failure,
+    startup_deadline,
+)
 from tpinference_engine.executor.deadline import Deadline
 from tpinference_engine.executor.rank_group import RankGroup
 from tpinference_engine.executor.ray_cluster import RayCluster
@@ -47,23 +54,19 @@ class RayExecutor:
         self._names_before: frozenset[str] = frozenset()
 
     def start(self, begin_stage: BeginStage) -> None:
-        deadline = Deadline.after(self._config.startup_timeout_s)
-        try:
+        with startup_deadline(self._config) as deadline:
             begin_stage("rayJoined")
             self._cluster.join(deadline)
             self._group.place(self._runner_factory, deadline)
-            begin_stage("weightsLoaded")
-            self._load(deadline)
-            begin_stage("graphCompiled")
-            self._connect_steps(deadline)
-            begin_stage("warmedUp")
-            self._call("warm_up", (), deadline)
-            self._group.call(lambda a, _: a.settle.remote(), deadline.remaining_s, "settling")
-        except StepTimedOut as error:
-            raise StartupTimedOut(
-                f"start-up took longer than startup_timeout_s "
-                f"{self._config.startup_timeout_s:g}: {error}"
-            ) from error
+            self._num_blocks = bring_up(
+                lambda method, arguments: self._group.call_workers(
+                    method, arguments, deadline.remaining_s
+                ),
+                self._group.ranks_on_node,
+                self._config,
+                begin_stage,
+                lambda: self._connect_steps(deadline),
+            )
 
     @property
     def num_blocks(self) -> int:
@@ -101,9 +104,12 @@ class RayExecutor:
         self, method: str, args: Sequence[Any] = (), timeout_s: float | None = None
     ) -> list[Any]:
         assert self._in_flight is None, "an RPC is fenced: no step is in flight"
-        arguments = tuple(args)
-        return self._group.call(
-            lambda actor, _: actor.call.remote(method, arguments), timeout_s, method
+        check_rpc_method(method)
+        return self._group.call_workers(
+            method,
+            [tuple(args)] * self._config.tensor_parallel_size,
+            timeout_s,
+            partial(rpc_failure, method),
         )
 
     def check_alive(self) -> None:
@@ -119,32 +125,6 @@ class RayExecutor:
         self._cluster.leave()
         sweep_dead_semaphores()
 
-    def _load(self, deadline: Deadline) -> None:
-        store: tuple[str, int] | None = None
-        if self._config.tensor_parallel_size > 1:
-            store = self._open_store(deadline)
-        peers, epoch = self._group.ranks_on_node, self._config.epoch
-        self._group.call(
-            lambda actor, rank: actor.call.remote("initialize", (rank, epoch, store, peers[rank])),
-            deadline.remaining_s,
-            "initialize",
-        )
-        self._call("load_model", (), deadline)
-        capacities = self._call("cache_capacity", (), deadline)
-        self._num_blocks = self._config.num_gpu_blocks_override or min(capacities)
-        self._call("allocate_cache", (self._num_blocks,), deadline)
-
-    def _open_store(self, deadline: Deadline) -> tuple[str, int]:
-        """Rank 0 opens it on a free port and keeps it, so that nobody can take the port between."""
-        answers = self._group.call(
-            lambda actor, rank: actor.open_store_on.remote(rank), deadline.remaining_s, "open_store"
-        )
-        host, port = answers[0]
-        return host, port
-
-    def _call(self, method: str, args: tuple[Any, ...], deadline: Deadline) -> list[Any]:
-        return self.collective_rpc(method, args, deadline.remaining_s)
-
     def _connect_steps(self, deadline: Deadline) -> None:
         if self._config.step_transport == "actor-call":
             self._transport = ActorCallTransport(self._group.actors)
@@ -157,9 +137,12 @@ class RayExecutor:
             deadline.remaining_s,
             "prepare_graph",
         )
-        self._transport = CompiledGraphTransport(
-            self._group.actors, max_input_bytes=self._limits.max_input_bytes
-        )
+        try:
+            self._transport = CompiledGraphTransport(
+                self._group.actors, max_input_bytes=self._limits.max_input_bytes
+            )
+        except TPInferenceError as error:
+            raise self._group.fail(error) from error
         self._group.watch_tasks(self._transport.watched_refs())
         self._graph_names_linked = True
 

@@ -6,6 +6,7 @@ thread. Facts this module lives by, each measured with Ray 2.60:
   the ranks); the argument of `experimental_compile` is ignored for them;
 - a `get` that timed out has burnt its ref, so there is one long get a step;
 - reading one output reads them all, so a step is as fast as its slowest rank;
+- the first error of any rank is given out as every rank's, so where it was met says nothing;
 - a dropped unread ref blocks in its finaliser until the graph is torn down, so refs are kept;
 - tearing down while a rank hangs never returns: whoever owns the ranks kills them first.
 """
@@ -17,7 +18,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ray.dag import DAGContext, InputNode, MultiOutputNode
-from ray.exceptions import RayActorError
 from ray.experimental.channel import ChannelContext
 
 from tpinference_engine.errors import GroupFailed
@@ -47,19 +47,26 @@ def set_graph_device(device: str) -> None:
 
 class CompiledGraphTransport:
     def __init__(self, actors: Sequence[Any], *, max_input_bytes: int) -> None:
-        """Compiles. `actors` are in rank order; their own channels must have been sized before."""
+        """Compiles. `actors` are in rank order; their own channels must have been sized before.
+
+        Raises GroupFailed.
+        """
+        self._actors = tuple(actors)
         set_channel_bytes(max_input_bytes)
         with InputNode() as message:
             graph = MultiOutputNode([actor.step.bind(message) for actor in actors])
-        self._graph = graph.experimental_compile(
-            _max_inflight_executions=MAX_IN_FLIGHT,
-            _overlap_gpu_communication=False,
-            enable_asyncio=False,
-        )
+        try:
+            self._graph = graph.experimental_compile(
+                _max_inflight_executions=MAX_IN_FLIGHT,
+                _overlap_gpu_communication=False,
+                enable_asyncio=False,
+            )
+        except Exception as error:
+            rank = self._rank_of(error)
+            raise translate_ray_failure(error, rank, "compiling the graph") from error
         # Ray's monitor logs a traceback for each rank that it finds dead, though ranks are killed
         # first on purpose; what matters comes as an exception.
         logging.getLogger(_RAY_GRAPH_LOGGER).setLevel(logging.CRITICAL)
-        self._actors = tuple(actors)
         self._refs: list[Any] = []
 
     def submit(self, payload: bytes) -> None:
@@ -71,13 +78,10 @@ class CompiledGraphTransport:
     def result(self, timeout_s: float) -> list[bytes]:
         if not self._refs:
             raise GroupFailed("no step is in flight")
-        answers: list[bytes] = []
-        for rank, ref in enumerate(self._refs):
-            try:
-                answers.append(ref.get(timeout=timeout_s))
-            except Exception as error:
-                culprit = self._rank_of(error) if isinstance(error, RayActorError) else rank
-                raise translate_ray_failure(error, culprit, "a step") from error
+        try:
+            answers = [ref.get(timeout=timeout_s) for ref in self._refs]
+        except Exception as error:
+            raise translate_ray_failure(error, self._rank_of(error), "a step") from error
         self._refs = []
         return answers
 

@@ -17,12 +17,14 @@ _EXIT_DETAIL = re.compile(r"Worker exit type: (\S+) Worker exit detail: (.+?)\.(
 
 
 def translate_ray_failure(error: Exception, rank: int | None, doing: str) -> TPInferenceError:
-    """`error` was met when `rank` (None: nobody knows which) was asked for `doing`."""
+    """`error` was met when `rank` (None: nobody knows which) was asked for `doing`.
+
+    An error of the engine's own says itself whose it is. One that names nobody is the loss of a
+    peer, and who was asked is only the one that noticed it.
+    """
     if isinstance(error, RayTaskError):
         cause = getattr(error, "cause", None)
         if isinstance(cause, TPInferenceError):
-            if isinstance(cause, GroupFailed) and cause.rank is None:
-                cause.rank = rank
             return cause
         return GroupFailed(f"{_name(rank)} failed in {doing}: {_last_line(error)}", rank=rank)
     if isinstance(error, RayActorError):

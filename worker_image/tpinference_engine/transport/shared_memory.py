@@ -20,7 +20,7 @@ from tpinference_engine.errors import MessageCorrupt, StepTimedOut
 _HEADER = struct.Struct("<II")
 _ANSWERED, _FAILED = 0, 1
 _POLL_S = 0.02
-"""How soon a dead rank is noticed in a step."""
+"""How soon a rank that died or failed is noticed in a step."""
 
 
 class Slot:
@@ -104,7 +104,20 @@ class SharedMemoryTransport:
 
     def result(self, timeout_s: float) -> list[bytes]:
         end = time.monotonic() + timeout_s
-        return [self._take(rank, end, timeout_s) for rank in range(len(self._outputs))]
+        answers: dict[int, bytes] = {}
+        while len(answers) < len(self._outputs):
+            late = [rank for rank in range(len(self._outputs)) if rank not in answers]
+            answered = self._wait_for_any(late)
+            answers |= {rank: self._take(rank) for rank in answered}
+            if answered:
+                continue
+            for rank in range(len(self._outputs)):
+                self.check_rank(rank)
+            if time.monotonic() > end:
+                raise StepTimedOut(
+                    f"a step: no answer of ranks {late} in {timeout_s} s", rank=late[0]
+                )
+        return [answers[rank] for rank in range(len(self._outputs))]
 
     def watched_refs(self) -> list[Any]:
         return []
@@ -116,13 +129,14 @@ class SharedMemoryTransport:
         for slot in (self._input, *self._outputs):
             slot.close(unlink=True)
 
-    def _take(self, rank: int, end: float, timeout_s: float) -> bytes:
-        while not self._answered[rank].acquire(timeout=_POLL_S):
-            # Any rank: this one may wait for another that died.
-            for other in range(len(self._outputs)):
-                self.check_rank(other)
-            if time.monotonic() > end:
-                raise StepTimedOut(f"a step: no answer of rank {rank} in {timeout_s} s", rank=rank)
+    def _wait_for_any(self, ranks: list[int]) -> list[int]:
+        """Those that have answered. It sleeps on one only, and looks at all in each turn: that one
+        may wait for another, which failed or died, for good."""
+        first, *others = ranks
+        answered = [first] if self._answered[first].acquire(timeout=_POLL_S) else []
+        return answered + [rank for rank in others if self._answered[rank].acquire(block=False)]
+
+    def _take(self, rank: int) -> bytes:
         kind, payload = self._outputs[rank].read()
         if kind == _FAILED:
             self.raise_failure(rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -87,7 +88,10 @@ async def test_killed_core_ends_ranks_streams_and_the_process(
 
 
 @pytest.mark.ray
-async def test_killed_rank_is_named_in_the_failure(serve_process: StartServe) -> None:
+@pytest.mark.parametrize("choose", [min, max], ids=["one rank", "the other"])
+async def test_killed_rank_is_named_in_the_failure(
+    serve_process: StartServe, choose: Callable[[dict[int, str]], int]
+) -> None:
     served = await serve_process("--tensor-parallel-size", "2")
     await served.wait_ready()
     _, rest = await open_stream(served, 400)
@@ -95,7 +99,7 @@ async def test_killed_rank_is_named_in_the_failure(serve_process: StartServe) ->
     status = (await served.admin.get("/engine/status")).json()
     assert [rank["rank"] for rank in status["ranks"]] == [0, 1]
     assert {rank["state"] for rank in status["ranks"]} == {"alive"}
-    victim = max(ranks_of(started))
+    victim = choose(ranks_of(started))
     os.kill(victim, signal.SIGKILL)
     with pytest.raises(openai.APIError) as raised:
         async for _ in rest:
@@ -103,6 +107,8 @@ async def test_killed_rank_is_named_in_the_failure(serve_process: StartServe) ->
     assert raised.value.code == "engine_failed"
     assert await served.exit_code(40) == 1
     failure = json.loads(served.failure_file.read_bytes())
-    assert failure["reason"] == "GroupFailed" and failure["rank"] in (0, 1), failure
+    named = re.match(r"rank (\d) \(.*pid (\d+)\) died", failure["message"])
+    assert named and int(named[2]) == victim, failure
+    assert (failure["reason"], failure["rank"]) == ("GroupFailed", int(named[1]))
     assert failure["pod"] == status["ranks"][failure["rank"]]["pod"]
     await served.check_nothing_left(started)
