@@ -151,6 +151,17 @@ def test_extra_arguments_arrive_after_all_others() -> None:
     assert (engine.max_num_batched_tokens, engine.block_size) == (512, 32)
 
 
+@pytest.mark.parametrize("max_num_seqs", [1, 2048, 2049, 65536])
+def test_every_number_of_requests_that_the_api_allows_is_accepted(max_num_seqs: int) -> None:
+    body = load(EXAMPLES[-1])
+    body["spec"]["engine"]["maxNumSeqs"] = max_num_seqs
+    engine, _ = parsed(head_of(stamped(body)[1]))
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (
+        max_num_seqs,
+        max(2048, max_num_seqs),
+    )
+
+
 def test_a_wrong_extra_argument_is_the_engines_to_refuse() -> None:
     body = load(EXAMPLES[-1])
     body["spec"]["engine"]["extraArgs"] = ["--no-such-flag"]

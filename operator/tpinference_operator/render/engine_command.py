@@ -15,6 +15,8 @@ from tpinference_operator.model_uri import parse_model_uri
 
 _PROGRAM = ["python3", "-m", "tpinference_engine"]
 
+_DEFAULT_TOKEN_BUDGET = 2048
+
 _DTYPES = {
     Dtype.AUTO: "auto",
     Dtype.BFLOAT16: "bfloat16",
@@ -41,6 +43,7 @@ def _serve_arguments(spec: TPInferenceSpec, name: str) -> list[str]:
         "--ranks-per-node": spec.parallelism.ranks_per_pod,
         **({"--max-model-len": engine.max_model_len} if engine.max_model_len else {}),
         "--max-num-seqs": engine.max_num_seqs,
+        **_token_budget(engine.max_num_seqs),
         "--distributed-executor-backend": "ray",
         "--step-transport": "compiled-graph",
         "--step-timeout": engine.compiled_graph.get_timeout_seconds,
@@ -55,6 +58,13 @@ def _serve_arguments(spec: TPInferenceSpec, name: str) -> list[str]:
     }
     rendered = [word for flag, value in flags.items() for word in (flag, str(value))]
     return [parse_model_uri(spec.model.uri).directory, *rendered, *engine.extra_args]
+
+
+def _token_budget(max_num_seqs: int) -> dict[str, str | int]:
+    """The engine's default, unless a full house needs more: one token each in a step."""
+    if max_num_seqs <= _DEFAULT_TOKEN_BUDGET:
+        return {}
+    return {"--max-num-batched-tokens": max_num_seqs}
 
 
 def environment(spec: TPInferenceSpec) -> list[dict[str, Any]]:

@@ -31,8 +31,14 @@ _RAY_GRAPH_LOGGER = "ray.dag.compiled_dag_node"
 
 
 def set_channel_bytes(message_bytes: int) -> None:
-    """Channels that this process makes from now on hold a message of `message_bytes`."""
-    DAGContext.get_current().buffer_size_bytes = message_bytes + _SERIALIZED_EXTRA_BYTES
+    """Channels that this process makes from now on hold a message of `message_bytes`.
+
+    What RAY_CGRAPH_buffer_size_bytes asks for is a floor: a channel too small would be replaced at
+    the first large message, and Ray never frees the old one.
+    """
+    context = DAGContext.get_current()
+    needed = message_bytes + _SERIALIZED_EXTRA_BYTES
+    context.buffer_size_bytes = max(context.buffer_size_bytes, needed)
 
 
 def set_graph_device(device: str) -> None:
