@@ -19,7 +19,7 @@ from embedded.serving import Serving
 
 GONE_TIMEOUT = "150s"
 # So little that a test's pods find a place beside those of any other TPInference.
-SMALL = {"requests": {"cpu": "20m", "memory": "128Mi"}}
+SMALL = {"requests": {"cpu": "100m", "memory": "128Mi"}}
 
 Change = Callable[[dict[str, Any]], None]
 Make = Callable[..., Serving]
