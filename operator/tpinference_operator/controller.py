@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 Key = tuple[str, str]
 
+MAX_RETRY_AFTER_S = 60.0
+"""What a server may ask for at most."""
+
 K = TypeVar("K")
 
 
@@ -171,6 +174,8 @@ class Controller:
     def _fail(self, key: Key, error: Exception) -> None:
         num_failures = self._failures[key] = self._failures.get(key, 0) + 1
         delay_s = self._backoff.delay_s(num_failures)
+        if isinstance(error, ApiError):
+            delay_s = max(delay_s, min(error.retry_after_s, MAX_RETRY_AFTER_S))
         self.queue.add_after(key, delay_s)
         where = "/".join(key)
         if isinstance(error, ApiConflict):

@@ -38,10 +38,18 @@ class CorruptRevision(TPInferenceError):
 class ApiError(TPInferenceError):
     """The API server answered with an error."""
 
-    def __init__(self, message: str, *, status: int | None = None, reason: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        reason: str = "",
+        retry_after_s: float = 0.0,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
+        self.retry_after_s = retry_after_s
 
 
 class ApiUnavailable(ApiError):

@@ -306,7 +306,9 @@ def error_of(request: Request, answer: Answer) -> ApiError:
     reason = str(answer.body.get("reason") or "")
     said = answer.body.get("message") or f"status {answer.status}"
     message = f"{request.method} {request.path}: {said}"
-    return _error_class(answer.status, reason)(message, status=answer.status, reason=reason)
+    return _error_class(answer.status, reason)(
+        message, status=answer.status, reason=reason, retry_after_s=answer.retry_after_s
+    )
 
 
 def _error_class(status: int, reason: str) -> type[ApiError]:

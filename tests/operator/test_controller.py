@@ -163,6 +163,17 @@ async def test_an_object_that_goes_while_it_backs_off_is_looked_at_and_forgotten
         await work.seen(2)
 
 
+async def test_a_server_that_says_when_to_come_again_is_obeyed() -> None:
+    failures = iter([ApiUnavailable("busy", status=429, retry_after_s=30.0)])
+    work = Work(answer=lambda _: next(failures, None))
+    async with running(work, first_backoff_s=0.0) as controller:
+        controller.enqueue_owner(A, 1)
+        await work.seen(1)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert controller.queue.is_idle() and work.calls == [A]
+
+
 async def test_a_conflict_does_not_hold_the_newer_version_back() -> None:
     failures = iter([ApiConflict("changed")])
     work = Work(answer=lambda _: next(failures, None))

@@ -61,8 +61,9 @@ def test_paths_name_group_namespace_and_subresource() -> None:
 )
 def test_every_error_status_has_its_error(status: int, reason: str, error: type[ApiError]) -> None:
     request = Request("get", "GET", "/x", {})
-    raised = error_of(request, Answer(status, {"reason": reason, "message": "no such luck"}))
+    raised = error_of(request, Answer(status, {"reason": reason, "message": "no such luck"}, 3.0))
     assert type(raised) is error
+    assert raised.retry_after_s == 3.0
     assert (raised.status, raised.reason) == (status, reason)
     assert str(raised) == "GET /x: no such luck"
 
