@@ -25,6 +25,10 @@ def make_model() -> Path:
 
 def offer(kubectl: Kubectl, folder: Path, *, claim: str, namespace: str) -> None:
     """A claim whose content is `folder`."""
+    volume = f"{namespace}-{claim}"
+    if kubectl.get("pv", volume).get("status", {}).get("phase") == "Released":
+        # It remembers a claim that is gone, perhaps with its namespace, and binds to no other.
+        kubectl("delete", "pv", volume)
     kubectl.apply(*render(folder, claim=claim, namespace=namespace))
     kubectl(
         *("wait", "--for=jsonpath={.status.phase}=Bound", f"pvc/{claim}"),
