@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-PROMPTS = {
+PROMPTS: dict[str, dict[str, object]] = {
     "completions": {"prompt": "p"},
     "chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
 }
