@@ -247,6 +247,7 @@ def build_engine_watch(
     return EngineWatch(
         client,
         find_pod=find_pod,
+        is_indexed=cache.is_indexed,
         on_change=on_change,
         interval_s=settings.engine_status_seconds,
     )

@@ -59,6 +59,9 @@ class Cache:
         for namesakes in self._namesakes.values():
             namesakes.clear()
 
+    def is_indexed(self) -> bool:
+        return self._attached.is_set()
+
     async def wait_indexed(self) -> None:
         await self._attached.wait()
 

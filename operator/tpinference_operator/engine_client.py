@@ -80,11 +80,13 @@ class EngineWatch:
         client: EngineClient,
         *,
         find_pod: Callable[[Key, str], Body | None],
+        is_indexed: Callable[[], bool],
         on_change: Callable[[Key], None],
         interval_s: float,
     ) -> None:
         self._client = client
         self._find_pod = find_pod
+        self._is_indexed = is_indexed
         self._on_change = on_change
         self._interval_s = interval_s
         self._queue: WorkQueue[str] = WorkQueue()
@@ -135,6 +137,10 @@ class EngineWatch:
                 self._queue.done(uid)
 
     async def _fetch(self, uid: str) -> None:
+        if not self._is_indexed():
+            # The watches start anew: whether a pod is gone can't be told now.
+            self._queue.add_after(uid, self._interval_s)
+            return
         key = self._owners.get(uid)
         pod = self._find_pod(key, uid) if key is not None else None
         if key is None or pod is None or not pod_ip(pod):

@@ -45,9 +45,11 @@ class Watch:
         self.pods: dict[str, dict[str, Any]] = {}
         self.told: list[Key] = []
         self.news = asyncio.Event()
+        self.is_indexed = True
         self.engines = EngineWatch(
             client,
             find_pod=lambda _, uid: self.pods.get(uid),
+            is_indexed=lambda: self.is_indexed,
             on_change=self._tell,
             interval_s=interval_s,
         )
@@ -141,6 +143,22 @@ async def test_a_gone_pod_is_forgotten(client: Client) -> None:
         await watch.hear()
         watch.engines.pod_gone("u")
         assert (watch.answers(), watch.engines.refresh(["u"], 0.0)) == ({}, False)
+
+
+async def test_nothing_is_forgotten_while_the_watches_start_anew(client: Client) -> None:
+    client.engines["10.0.0.1"] = {"state": "ready"}
+    async with watching(client, interval_s=0.001) as watch:
+        watch.see(head("u", "10.0.0.1"))
+        await watch.hear()
+        pods, watch.pods, watch.is_indexed = watch.pods, {}, False
+        num_asked = len(client.asked)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(client.asked) <= num_asked + 1
+        watch.pods, watch.is_indexed = pods, True
+        assert watch.answers() == {"u": {"state": "ready"}}
+        client.engines["10.0.0.1"] = {"state": "failed"}
+        await watch.hear()
 
 
 @pytest.mark.parametrize("status", [{"ranks": 5}, {"requests": "x"}])
