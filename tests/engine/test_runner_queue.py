@@ -69,3 +69,21 @@ def test_failures_are_of_the_engines_tree(
 
     with pytest.raises(expected, match=str(error)):
         run(queue, work)
+
+
+@pytest.mark.parametrize("met", [MessageCorrupt("broken"), RuntimeError("broken")])
+def test_an_error_is_never_its_own_cause(queue: ThreadQueue, met: Exception) -> None:
+    """Else whoever walks along the causes never ends, as a rank did with a damaged model."""
+
+    def fail() -> None:
+        raise met
+
+    ticket = queue.submit(fail)
+    with pytest.raises((MessageCorrupt, GroupFailed)) as caught:
+        ticket.wait()
+    causes = set[int]()
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert id(error) not in causes
+        causes.add(id(error))
+        error = error.__cause__

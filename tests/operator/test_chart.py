@@ -75,6 +75,12 @@ def test_every_setting_of_the_deployment_is_one_of_the_operator() -> None:
     assert len(named) == 8
 
 
+def test_no_service_of_the_namespace_arrives_as_a_setting() -> None:
+    """Kubernetes would set TPINFERENCE_OPERATOR_PORT for the chart's own Service."""
+    template = (CHART / "templates" / "deployment.yaml").read_text()
+    assert "enableServiceLinks: false" in template
+
+
 def test_chart_versions_are_the_distributions(project_version: str) -> None:
     for chart in ("tpinference-crds", "tpinference-operator"):
         meta = yaml.safe_load((CHARTS / chart / "Chart.yaml").read_text())

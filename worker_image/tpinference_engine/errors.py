@@ -87,3 +87,11 @@ class GroupDiverged(GroupFailed):
 
 class MessageCorrupt(GroupFailed):
     """A step message that can't be read, or one of another epoch."""
+
+
+def cause_for(raised: BaseException, caught: BaseException) -> BaseException | None:
+    """For `raise raised from cause_for(raised, caught)` where both may be one error.
+
+    Raised from itself it would be its own cause, and a walk along its causes would never end.
+    """
+    return caught.__cause__ if raised is caught else caught

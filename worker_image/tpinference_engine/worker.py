@@ -19,7 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from tpinference_engine.config import EngineConfig
-from tpinference_engine.errors import GroupFailed, InvalidConfig, MessageCorrupt, TPInferenceError
+from tpinference_engine.errors import (
+    GroupFailed,
+    InvalidConfig,
+    MessageCorrupt,
+    TPInferenceError,
+    cause_for,
+)
 from tpinference_engine.runner.base import RankSetup, Runner, RunnerFactory
 from tpinference_engine.runner.cores import threads_of_rank, usable_cores
 from tpinference_engine.step import (
@@ -142,9 +148,7 @@ class Worker:
             yield
         except Exception as error:
             named = self.rank_error(error)
-            if named is error:
-                raise
-            raise named from error
+            raise named from cause_for(named, error)
 
     def rank_error(self, error: Exception) -> TPInferenceError:
         """`error` with this rank's name, unless it is the loss of a peer.

@@ -22,6 +22,7 @@ from tpinference_engine.errors import (
     RanksNotPlaced,
     StepTimedOut,
     TPInferenceError,
+    cause_for,
 )
 from tpinference_engine.executor.base import RankPlace
 from tpinference_engine.executor.bring_up import Arguments, AsFailure, as_it_is
@@ -149,7 +150,8 @@ class RankGroup:
         try:
             return list(gather(refs, timeout_s, doing))
         except TPInferenceError as error:
-            raise self.fail(as_failure(error)) from error
+            failure = self.fail(as_failure(error))
+            raise failure from cause_for(failure, error)
 
     def _wait_for_nodes(self, deadline: Deadline) -> Layout:
         config = self._config

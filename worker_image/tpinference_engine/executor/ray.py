@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from tpinference_engine.config import EngineConfig
-from tpinference_engine.errors import TPInferenceError
+from tpinference_engine.errors import TPInferenceError, cause_for
 from tpinference_engine.executor.acknowledgement import reconcile_outputs
 from tpinference_engine.executor.base import BeginStage, RankPlace
 from tpinference_engine.executor.bring_up import (
@@ -85,7 +85,8 @@ class RayExecutor:
         try:
             self._transport.submit(payload)
         except TPInferenceError as error:
-            raise self._group.fail(error) from error
+            failure = self._group.fail(error)
+            raise failure from cause_for(failure, error)
         self._in_flight = step
 
     def collect(self) -> StepOutput:
@@ -95,7 +96,8 @@ class RayExecutor:
             answers = self._transport.result(self._config.step_timeout_s)
             output = reconcile_outputs(step, [decode_output(answer) for answer in answers])
         except TPInferenceError as error:
-            raise self._group.fail(error) from error
+            failure = self._group.fail(error)
+            raise failure from cause_for(failure, error)
         if self._graph_names_linked:
             self._unlink_graph_names()
         return output
@@ -142,7 +144,8 @@ class RayExecutor:
                 self._group.actors, max_input_bytes=self._limits.max_input_bytes
             )
         except TPInferenceError as error:
-            raise self._group.fail(error) from error
+            failure = self._group.fail(error)
+            raise failure from cause_for(failure, error)
         self._group.watch_tasks(self._transport.watched_refs())
         self._graph_names_linked = True
 

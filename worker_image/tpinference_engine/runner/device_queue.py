@@ -13,7 +13,12 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from tpinference_engine.errors import GroupFailed, InsufficientResources, TPInferenceError
+from tpinference_engine.errors import (
+    GroupFailed,
+    InsufficientResources,
+    TPInferenceError,
+    cause_for,
+)
 
 T = TypeVar("T")
 Work = Callable[[], None]
@@ -56,7 +61,7 @@ class _Failure:
             work()
         except Exception as error:
             self._error = _translate(error)
-            raise self._error from error
+            raise self._error from cause_for(self._error, error)
 
     def check(self) -> None:
         if self._error is not None:
