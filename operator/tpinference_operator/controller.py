@@ -87,6 +87,10 @@ class WorkQueue(Generic[K]):
             self._dirty.remove(key)
             self.add(key)
 
+    def drop_dirty(self, key: K) -> None:
+        """What came while it was worked on is left to a timer."""
+        self._dirty.discard(key)
+
     def is_idle(self) -> bool:
         return not self._ready and not self._working
 
@@ -161,17 +165,18 @@ class Controller:
                 self.queue.done(key)
 
     async def _work_on(self, key: Key) -> None:
+        generation = self._generations.get(key)
         try:
             again_in_s = await self._reconcile(key)
         except Exception as error:
             # The outermost frame of one object's work: its failure must not stop the others'.
-            self._fail(key, error)
+            self._fail(key, error, is_current=self._generations.get(key) == generation)
         else:
             self._forget_failures(key)
             if again_in_s is not None:
                 self.queue.add_after(key, again_in_s)
 
-    def _fail(self, key: Key, error: Exception) -> None:
+    def _fail(self, key: Key, error: Exception, *, is_current: bool) -> None:
         num_failures = self._failures[key] = self._failures.get(key, 0) + 1
         delay_s = self._backoff.delay_s(num_failures)
         if isinstance(error, ApiError):
@@ -182,7 +187,9 @@ class Controller:
             # The newer version is about to come as an event, and that one is not held back.
             logger.info("%s: changed while it was worked on, again in %.1f s", where, delay_s)
             return
-        self._not_before[key] = asyncio.get_running_loop().time() + delay_s
+        if is_current:
+            self._not_before[key] = asyncio.get_running_loop().time() + delay_s
+            self.queue.drop_dirty(key)
         if isinstance(error, ApiError):
             logger.warning("%s: %s; again in %.1f s", where, error, delay_s)
         else:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from embedded import kuberay
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(420)
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CRD = f"{CRDS}/rayclusters.ray.io"

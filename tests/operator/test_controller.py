@@ -152,6 +152,25 @@ async def test_events_do_not_cut_a_back_off_short_but_a_new_generation_does() ->
         await work.seen(2)
 
 
+@pytest.mark.parametrize(("generation", "num_calls"), [(1, 1), (2, 2)])
+async def test_what_came_during_a_failed_try_waits_unless_it_is_a_new_generation(
+    generation: int, num_calls: int
+) -> None:
+    failures = iter([ApiUnavailable("down")])
+    work = Work(answer=lambda _: next(failures, None))
+    work.gate.clear()
+    async with running(work, first_backoff_s=100) as controller:
+        controller.enqueue_owner(A, 1)
+        await work.seen(1)
+        controller.enqueue(A)
+        controller.enqueue_owner(A, generation)
+        work.gate.set()
+        await work.seen(num_calls)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(work.calls) == num_calls
+
+
 async def test_an_object_that_goes_while_it_backs_off_is_looked_at_and_forgotten() -> None:
     failures = iter([ApiUnavailable("down")])
     work = Work(answer=lambda _: next(failures, None))
