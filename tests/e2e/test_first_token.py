@@ -5,11 +5,13 @@ The tests run in the order of this file; the last one removes what the others as
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 
 import pytest
 from embedded.demo import QUESTION
@@ -17,10 +19,16 @@ from embedded.serving import Serving
 from embedded.stream import DONE, finish_reasons, open_stream
 from embedded.wait import wait_for
 
+from tpinference_engine.config import EngineConfig
+from tpinference_engine.engine.async_engine import AsyncEngine
+from tpinference_engine.request import Request, SamplingParams
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 
 # Of the example: updateStrategy.drainSeconds and the time that pods get beyond it.
 GRACE_S = 90
+NUM_TOKENS = 12
+LOCAL_START_S = 120.0
 
 
 def test_two_ranks_run_in_two_pods(serving: Serving) -> None:
@@ -48,6 +56,20 @@ def test_a_chat_answer_is_right(serving: Serving) -> None:
     assert serving.ask(QUESTION) == "The capital of France is Paris."
 
 
+def test_tokens_equal_those_of_an_engine_on_this_machine(serving: Serving, model: Path) -> None:
+    prompt = list(range(1000, 1012))
+    body = {
+        "model": serving.name,
+        "prompt": prompt,
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    (choice,) = serving.post("/v1/completions", body)["choices"]
+    assert choice["token_ids"] == asyncio.run(local_tokens(model, prompt))
+
+
 def test_steady_state_writes_nothing(serving: Serving) -> None:
     before = serving.read()["metadata"]["resourceVersion"]
     assert serving.ask(QUESTION)
@@ -73,6 +95,28 @@ def test_deleted_with_streams_open_each_ends_properly(serving: Serving) -> None:
             timeout_s=GRACE_S,
             describe=serving.explain,
         )
+
+
+async def local_tokens(model: Path, prompt: list[int]) -> list[int]:
+    """Of one rank, in float32, without Ray or Kubernetes."""
+    engine = AsyncEngine(
+        EngineConfig(
+            model=model,
+            served_model_name=("local",),
+            device="cpu",
+            dtype="float32",
+            max_model_len=256,
+            max_num_seqs=1,
+            distributed_executor_backend="uni",
+        )
+    )
+    await engine.start(LOCAL_START_S)
+    try:
+        params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+        request = Request(request_id="local", prompt_token_ids=tuple(prompt), params=params)
+        return [token async for output in engine.generate(request) for token in output.token_ids]
+    finally:
+        await engine.shutdown()
 
 
 def ask_for(serving: Serving, *, num_tokens: int) -> AbstractContextManager[Iterator[str]]:

@@ -112,19 +112,24 @@ class Serving:
             "max_tokens": max_tokens,
             "temperature": 0,
         }
+        answer = self.post("/v1/chat/completions", body)
+        return str(answer["choices"][0]["message"]["content"])
+
+    def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one request over the Service."""
         request = urllib.request.Request(
-            f"{self.service_url()}/v1/chat/completions",
+            f"{self.service_url()}{route}",
             data=json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
         try:
             with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as response:
-                answer = json.loads(response.read())
+                answer: dict[str, Any] = json.loads(response.read())
         except urllib.error.HTTPError as error:
             raise NotReached(f"the engine answered {error.code}: {error.read()!r}") from error
         except OSError as error:
             raise NotReached(f"no answer from {request.full_url}: {error}") from error
-        return str(answer["choices"][0]["message"]["content"])
+        return answer
 
 
 def describe(seen: dict[str, Any]) -> Iterator[tuple[str, str]]:
