@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,12 @@ class Pod:
         assert self.process is not None
         return self.process.wait(DEADLINE_S)
 
+    def children(self) -> list[int]:
+        """Each leads a process group of its own."""
+        assert self.process is not None
+        threads = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return [int(child) for t in threads for child in (t / "children").read_text().split()]
+
     @property
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
@@ -136,8 +143,13 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
     pod = Pod(tmp_path)
     yield pod
     if pod.running:
+        # Out of a pod nobody ends what a killed process 1 leaves.
+        groups = pod.children()
         pod.signal(signal.SIGKILL)
         pod.wait()
+        for group in groups:
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
 
 
 def test_failed_engine_keeps_the_container_and_shows_its_failure(pod: Pod) -> None:
