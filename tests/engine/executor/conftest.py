@@ -249,7 +249,7 @@ class Cluster:
         return line
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A head and two workers."""
     cluster = Cluster()
