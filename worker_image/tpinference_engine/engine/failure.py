@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from datetime import UTC, datetime
 from typing import get_args
 
 from tpinference_engine import errors
 from tpinference_engine.engine.status import Failure, FailureReason
 from tpinference_engine.executor.base import RankPlace
+from tpinference_engine.exit_code import signal_name
 
 _REASONS: tuple[FailureReason, ...] = get_args(FailureReason)
 
@@ -32,7 +32,7 @@ def failure_of(error: BaseException, places: tuple[RankPlace, ...] = ()) -> Fail
 
 def failure_of_exit(exit_code: int) -> Failure:
     """The engine core's process ended and had said nothing."""
-    how = f"was killed by {_signal_name(-exit_code)}" if exit_code < 0 else f"exited {exit_code}"
+    how = f"was killed by {signal_name(-exit_code)}" if exit_code < 0 else f"exited {exit_code}"
     return Failure(
         reason="EngineCrashed",
         message=f"the engine core process {how}",
@@ -48,10 +48,3 @@ def error_of(failure: Failure) -> errors.TPInferenceError:
         return errors.GroupFailed(failure.message, rank=failure.rank)
     error_class: type[errors.TPInferenceError] = getattr(errors, failure.reason)
     return error_class(failure.message)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
