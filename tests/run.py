@@ -70,7 +70,9 @@ PARTS = (
     Part(
         "unit",
         (
+            # Half of their time is waiting for processes: two workers, whatever the machine.
             _pytest(
+                "-n", "2", "--dist", "worksteal",
                 "-m", "not ray and not model and not integration and not e2e and not gpu",
                 "--ignore=tests/integration", "--ignore=tests/e2e",
             ),
