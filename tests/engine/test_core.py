@@ -189,7 +189,7 @@ def test_a_core_says_its_stages_then_its_limits_then_tokens(harness: Harness) ->
     assert [stage.name for stage in stages] == ["weightsLoaded", "warmedUp"]
     assert stages[0].elapsed_s <= stages[1].elapsed_s
     ready = next(m for m in harness.said if isinstance(m, CoreReady))
-    assert ready.limits.max_request_tokens == 64
+    assert ready.limits.max_model_len == 64
     assert [place.rank for place in ready.places] == [0]
 
 
@@ -272,17 +272,15 @@ def test_a_start_that_fails_says_why_and_leaves_no_rank(
     assert harness.succeeded is False
 
 
-def test_a_cache_that_holds_no_request_is_a_wrong_setting(
+def test_a_cache_that_holds_no_request_of_full_length_is_a_wrong_setting(
     make_config: Callable[..., EngineConfig],
 ) -> None:
-    config = make_config(
-        distributed_executor_backend="uni", num_gpu_blocks_override=1, block_size=1
-    )
+    config = make_config(distributed_executor_backend="uni", num_gpu_blocks_override=15)
     harness = Harness(config)
     harness.thread.start()
     failure = harness.until(CoreFailed).failure
     assert failure.reason == "InvalidConfig"
-    assert "1 cache blocks of 1" in failure.message
+    assert "num_blocks is 15" in failure.message and "max_model_len 64" in failure.message
     harness.join()
 
 

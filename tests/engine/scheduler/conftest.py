@@ -58,14 +58,15 @@ class PlayedScheduler(Scheduler):
 
 @pytest.fixture
 def make_scheduler() -> Callable[..., PlayedScheduler]:
-    def make(seed: int = 0, **changes: Any) -> PlayedScheduler:
+    def make(seed: int = 0, num_blocks: int = 16, **changes: Any) -> PlayedScheduler:
+        """A small cache holds one request of full length, and no second one."""
         base: dict[str, Any] = {
             "max_num_seqs": 4,
             "max_num_batched_tokens": 8,
             "max_num_requests": 8,
-            "max_model_len": 32,
+            "max_model_len": min(32, 4 * num_blocks),
             "block_size": 4,
-            "num_blocks": 16,
+            "num_blocks": num_blocks,
             "vocab_size": 100,
             "eos_token_ids": (EOS,),
         }

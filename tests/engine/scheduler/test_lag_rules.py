@@ -66,9 +66,13 @@ class Record:
 
 
 class Engine:
-    """Scheduler and ranks without the loop between them: a test takes the steps."""
+    """Scheduler and ranks without the loop between them: a test takes the steps.
+
+    A cache too small for one request of MAX_MODEL_LEN makes requests shorter.
+    """
 
     def __init__(self, *, num_blocks: int, max_num_seqs: int, budget: int) -> None:
+        max_model_len = min(MAX_MODEL_LEN, num_blocks * BLOCK_SIZE)
         config = EngineConfig(
             model=Path("none"),
             served_model_name=("echo",),
@@ -78,12 +82,12 @@ class Engine:
             num_gpu_blocks_override=num_blocks,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=max_model_len,
         )
         runner = partial(EchoRunner, vocab_size=VOCAB_SIZE)
-        self.executor = UniExecutor(config, MAX_MODEL_LEN, runner)
+        self.executor = UniExecutor(config, max_model_len, runner)
         self.executor.start(lambda stage: None)
-        facts = ModelFacts(vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,), max_model_len=MAX_MODEL_LEN)
+        facts = ModelFacts(vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,), max_model_len=max_model_len)
         limits = scheduler_limits(config, facts, num_blocks, max_requests=100)
         self.scheduler = Scheduler(limits)
         self.records: dict[str, Record] = {}
@@ -179,7 +183,7 @@ class LagRules(RuleBasedStateMachine):
     )
     def add(self, prompt: list[int], max_tokens: int, priority: int, **params: Any) -> None:
         engine = self.engine
-        room = engine.scheduler.limits.max_request_tokens - len(prompt)
+        room = engine.scheduler.limits.max_model_len - len(prompt)
         sampling = SamplingParams(max_tokens=min(max_tokens, room), seed=7, **params)
         engine.add(
             Request(

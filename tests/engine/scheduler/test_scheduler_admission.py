@@ -98,11 +98,25 @@ def test_prompt_and_output_fit_the_model(
     assert (caught.value.param, caught.value.code) == (refused, "context_length_exceeded")
 
 
-def test_what_could_not_finish_alone_in_the_whole_cache_is_refused() -> None:
-    small = limits(num_blocks=3)
-    check_request(request((1,) * 8, max_tokens=4), small)
-    with pytest.raises(PromptTooLong, match="together 13; the cache allows 12"):
-        check_request(request((1,) * 8, max_tokens=5), small)
+@pytest.mark.parametrize(("num_blocks", "block_size"), [(8, 4), (2, 16), (1, 32), (5, 7)])
+def test_a_cache_may_hold_a_single_request_of_full_length(num_blocks: int, block_size: int) -> None:
+    limits(num_blocks=num_blocks, block_size=block_size)
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "block_size", "allowed", "needed"),
+    [(7, 4, 28, 8), (1, 16, 16, 2), (1, 31, 31, 2), (4, 7, 28, 5)],
+)
+def test_a_cache_that_holds_no_request_of_full_length_is_refused(
+    num_blocks: int, block_size: int, allowed: int, needed: int
+) -> None:
+    message = (
+        f"num_blocks is {num_blocks} of block_size {block_size}, which hold {allowed} tokens, "
+        f"must be at least {needed} for one request of max_model_len 32: "
+        f"allow more blocks, or set max_model_len to {allowed} or less"
+    )
+    with pytest.raises(InvalidConfig, match=f"^{message}$"):
+        limits(num_blocks=num_blocks, block_size=block_size)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +124,7 @@ def test_what_could_not_finish_alone_in_the_whole_cache_is_refused() -> None:
     [
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
         ({"num_blocks": 0}, "num_blocks is 0"),
-        ({"max_model_len": 1}, "a request may have 1 tokens"),
-        ({"num_blocks": 1, "block_size": 1}, "1 cache blocks of 1"),
+        ({"max_model_len": 1}, "max_model_len is 1, must be at least 2"),
     ],
 )
 def test_limits_that_admit_nothing_are_refused(change: dict[str, int], message: str) -> None:

@@ -129,11 +129,11 @@ def test_a_waiting_request_that_does_not_fit_is_not_overtaken(
     assert (scheduler.num_running, scheduler.num_waiting) == (1, 2)
 
 
-def test_no_request_outgrows_the_smaller_of_model_and_cache(
+def test_a_request_of_full_length_may_take_the_whole_cache(
     make_scheduler: Callable[..., Any],
 ) -> None:
     scheduler = make_scheduler(num_blocks=2)
-    assert scheduler.limits.max_request_tokens == 8
+    assert scheduler.limits.max_model_len == 8
     scheduler.ask("a", (1,) * 5, max_tokens=3)
     outputs = scheduler.run()
     for chosen in (10, 11, 12):

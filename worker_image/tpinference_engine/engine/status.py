@@ -60,7 +60,7 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     served_names: tuple[str, ...]
     max_model_len: int | None
-    """Tokens of prompt and output that are really admitted; None before the start has ended."""
+    """Tokens of prompt and output together; None before the start has ended."""
 
 
 class CacheStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

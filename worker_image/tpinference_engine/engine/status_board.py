@@ -84,7 +84,7 @@ class StatusBoard:
             requests=self._progress.requests,
             model=ModelStatus(
                 served_names=self._config.served_model_name,
-                max_model_len=limits.max_request_tokens if limits else None,
+                max_model_len=limits.max_model_len if limits else None,
             ),
             cache=self._progress.cache,
         )

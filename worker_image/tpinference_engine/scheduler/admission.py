@@ -64,13 +64,12 @@ def _check_sampling(params: SamplingParams, limits: SchedulerLimits) -> None:
 
 def _check_length(request: Request, limits: SchedulerLimits) -> None:
     prompt, output = len(request.prompt_token_ids), request.params.max_tokens
-    most = limits.max_request_tokens
+    most = limits.max_model_len
     if prompt + output <= most:
         return
-    holder = "model" if most == limits.max_model_len else "cache"
     raise PromptTooLong(
         f"the prompt has {prompt} tokens and max_tokens is {output}, together {prompt + output}; "
-        f"the {holder} allows {most}",
+        f"the model allows {most}",
         param="prompt" if prompt >= most else "max_tokens",
         code="context_length_exceeded",
     )

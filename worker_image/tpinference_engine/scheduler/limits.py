@@ -20,7 +20,8 @@ class SchedulerLimits:
     max_num_requests: int
     """Requests admitted and not finished; over it admission says EngineBusy."""
     max_model_len: int
-    """Tokens of prompt and output together that the model allows."""
+    """Tokens of prompt and output together. A request within it can finish alone in the whole
+    cache, so preemption always ends."""
     block_size: int
     num_blocks: int
     """Blocks of the whole cache."""
@@ -33,20 +34,16 @@ class SchedulerLimits:
                 raise InvalidConfig(f"{field} is {getattr(self, field)!r}, must be at least 1")
         if self.max_num_seqs < 1:
             raise InvalidConfig(f"max_num_seqs is {self.max_num_seqs!r}, must be at least 1")
-        if self.max_request_tokens < 2:
+        if self.max_model_len < 2:
+            raise InvalidConfig(f"max_model_len is {self.max_model_len!r}, must be at least 2")
+        needed = self.blocks_for(self.max_model_len)
+        if self.num_blocks < needed:
+            room = self.num_blocks * self.block_size
             raise InvalidConfig(
-                f"a request may have {self.max_request_tokens} tokens (max_model_len "
-                f"{self.max_model_len}, {self.num_blocks} cache blocks of {self.block_size}), "
-                "must be at least 2"
+                f"num_blocks is {self.num_blocks} of block_size {self.block_size}, which hold "
+                f"{room} tokens, must be at least {needed} for one request of max_model_len "
+                f"{self.max_model_len}: allow more blocks, or set max_model_len to {room} or less"
             )
-
-    @property
-    def max_request_tokens(self) -> int:
-        """The one limit of prompt and output: the model's, or less if the cache is smaller.
-
-        A request within it can finish alone in the whole cache, so preemption always ends.
-        """
-        return min(self.max_model_len, self.num_blocks * self.block_size)
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -17,8 +17,8 @@ class RequestState:
     request: Request
     arrival: int
     seed: int
-    max_end: int
-    """Tokens of prompt and output at most: by max_tokens, and by what the engine can hold."""
+    max_end: int = field(init=False)
+    """Tokens of prompt and output at most."""
     tokens: list[int] = field(init=False)
     """Prompt and accepted output. Only ever appended to."""
     in_flight: int = 0
@@ -31,6 +31,7 @@ class RequestState:
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
+        self.max_end = self.prompt_length + self.request.params.max_tokens
         self.tokens = list(self.request.prompt_token_ids)
 
     @property

@@ -88,10 +88,7 @@ class Scheduler:
         seed = request.params.seed
         if seed is None:
             seed = self._seeds.getrandbits(64) - 2**63
-        max_end = len(request.prompt_token_ids) + request.params.max_tokens
-        state = RequestState(
-            request, self._num_arrived, seed, min(max_end, self._limits.max_request_tokens)
-        )
+        state = RequestState(request, self._num_arrived, seed)
         self._num_arrived += 1
         self._states[state.request_id] = state
         insort(self._waiting, state, key=_by_order)

@@ -34,7 +34,7 @@ from tpinference_engine.server.listener import Listener, reserve_port
 from tpinference_engine.server.metrics import Metrics
 from tpinference_engine.server.openai_app import openai_app
 from tpinference_engine.server.plan import ServedModel
-from tpinference_engine.server.served_model import load_served_model, with_agreed_length
+from tpinference_engine.server.served_model import load_served_model
 from tpinference_engine.server.stop_signals import StopSignals, stop_signals
 
 LAST_WORDS_S = 2.0
@@ -166,7 +166,7 @@ class _Process:
         model = await asyncio.to_thread(load_served_model, self._engine_config)
         await self._engine.start()
         await self._pass_first_token(began)
-        return with_agreed_length(model, self._engine.status().model.max_model_len)
+        return model
 
     async def _pass_first_token(self, began: float) -> None:
         """Warm ranks are no proof: the first step takes the graph's path, in the start's time."""

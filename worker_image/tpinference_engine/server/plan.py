@@ -35,7 +35,7 @@ class ServedModel:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     max_model_len: int
-    """Tokens of prompt and output that really fit, agreed after the engine's start."""
+    """Tokens of prompt and output together."""
     vocab_size: int
     defaults: GenerationDefaults
     created: int

@@ -7,7 +7,6 @@ within seconds.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from tpinference_engine.config import EngineConfig
 from tpinference_engine.model.config import read_model_config
@@ -17,7 +16,6 @@ from tpinference_engine.server.tokenizer import load_tokenizer
 
 
 def load_served_model(config: EngineConfig) -> ServedModel:
-    """With the longest length that the model allows; the engine may have room for less."""
     model = read_model_config(config.model)
     return ServedModel(
         names=config.served_model_name,
@@ -28,8 +26,3 @@ def load_served_model(config: EngineConfig) -> ServedModel:
         defaults=model.generation,
         created=int(time.time()),
     )
-
-
-def with_agreed_length(model: ServedModel, max_model_len: int | None) -> ServedModel:
-    """After the engine's start: one limit for admission, the list of models and errors."""
-    return model if max_model_len is None else replace(model, max_model_len=max_model_len)

@@ -25,7 +25,7 @@ async def test_admin_port_answers_while_the_engine_starts(start: StartProcess) -
     with pytest.raises(openai.APIConnectionError):
         await process.client.models.list()
     await process.wait_ready()
-    assert (await process.client.models.list()).data[0].model_dump()["max_model_len"] == 100
+    assert (await process.client.models.list()).data[0].model_dump()["max_model_len"] == 256
 
 
 async def test_nothing_is_served_before_a_token_has_passed_the_ranks(start: StartProcess) -> None:
