@@ -63,14 +63,13 @@ class DeleteChild:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyService:
-    """Server-side apply, forced: sent only when the Service is absent (create it, as CreateChild
-    does) or ours and different."""
+    """Server-side apply: sent only when the Service is absent or ours and different. Ports that it
+    leaves because they are another manager's are taken away by a merge patch of spec.ports."""
 
     manifest: Manifest
-    create: bool
-    replace_ports: bool
-    """There are ports that are not ours; apply alone would leave them. Follow it with a merge
-    patch of spec.ports."""
+    uid: str | None
+    """The Service that is ours, its fields taken by force. None: there is none; whatever has the
+    name after all is not touched, and it ends this plan as it does for CreateChild."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

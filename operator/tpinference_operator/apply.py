@@ -34,6 +34,7 @@ from tpinference_operator.kube import (
     Kube,
     Resource,
 )
+from tpinference_operator.render.service import has_foreign_ports
 
 logger = logging.getLogger(__name__)
 
@@ -125,15 +126,16 @@ class Applier:
 
     async def _apply_service(self, key: Key, action: ApplyService) -> None:
         manifest = dict(action.manifest)
-        if action.create:
-            await self._create(key, ChildKind.SERVICE, manifest)
-            return
         name = manifest["metadata"]["name"]
-        live = self._find_named(key, SERVICE.plural, name)
-        uid = live["metadata"]["uid"]
-        body = await self.kube.apply(SERVICE, key[0], manifest, uid=uid)
-        if action.replace_ports:
-            ports = {"spec": {"ports": manifest["spec"]["ports"]}}
+        try:
+            body = await self.kube.apply(SERVICE, key[0], manifest, uid=action.uid)
+        except ApiConflict as error:
+            if action.uid is not None:
+                raise
+            await self._show_namesake(key, ChildKind.SERVICE, name)
+            raise PlanAgain(str(error)) from error
+        if has_foreign_ports(body, manifest):
+            uid, ports = body["metadata"]["uid"], {"spec": {"ports": manifest["spec"]["ports"]}}
             body = await self.kube.patch(SERVICE, key[0], name, uid=uid, patch=ports)
         self.cache.wrote(SERVICE.plural, key, body)
 
@@ -150,9 +152,3 @@ class Applier:
             if body["metadata"]["uid"] == uid:
                 return body
         raise PlanAgain(f"{plural} {uid} is not there any more")
-
-    def _find_named(self, key: Key, plural: str, name: str) -> Body:
-        for body in self.cache.children(plural, key):
-            if body["metadata"]["name"] == name:
-                return body
-        raise PlanAgain(f"{plural} {name} is not there any more")

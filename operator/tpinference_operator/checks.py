@@ -19,8 +19,10 @@ from tpinference_operator.groups import Group, backoff_left_s, budget_back_at, b
 from tpinference_operator.observe import format_time
 from tpinference_operator.observed import Observed, SeenPod
 
+OBSERVE_SOON = timedelta(seconds=6)
+"""KubeRay writes a first status within a second or two when it watches the namespace."""
 OBSERVE_DEADLINE = timedelta(seconds=30)
-"""KubeRay writes a first status within a second when it watches the namespace."""
+"""Also when it was just being installed, updated or elected."""
 
 EVENT_HOLDS = timedelta(minutes=3)
 """The kubelet tells a mount that fails again within two minutes; an older event may be over."""
@@ -71,6 +73,27 @@ def first_problem(
 # Scheduled
 
 
+def kuberay_is_slow(group: Group, observed: Observed) -> Problem | None:
+    """No failure yet, and most likely the only hint that it looks elsewhere."""
+    return _unnoticed(group, observed, OBSERVE_SOON, Reason.WAITING_FOR_KUBERAY)
+
+
+def _unnoticed(
+    group: Group, observed: Observed, after: timedelta, reason: Reason
+) -> Problem | None:
+    cluster = group.cluster
+    if cluster is None or cluster.has_status or group.pods:
+        return None
+    if observed.now - cluster.meta.created < after:
+        return None
+    return Problem(
+        reason=reason,
+        message=f"KubeRay has not taken notice of RayCluster {cluster.meta.name} for "
+        f"{after.seconds} s: is it running, and does it watch namespace "
+        f"{observed.tpi.namespace!r}?",
+    )
+
+
 def quota_refuses(group: Group, observed: Observed) -> Problem | None:
     last = group.record.last_failure
     if group.cluster is None and last and last.reason == Reason.QUOTA_EXCEEDED:
@@ -118,6 +141,7 @@ SCHEDULED: tuple[Check, ...] = (
     quota_refuses,
     pods_are_refused,
     no_node_fits,
+    kuberay_is_slow,
     pods_are_missing,
     pods_wait_for_a_node,
 )
@@ -153,17 +177,7 @@ def kuberay_refuses(group: Group, observed: Observed) -> Problem | None:
 
 
 def kuberay_is_silent(group: Group, observed: Observed) -> Problem | None:
-    cluster = group.cluster
-    if cluster is None or cluster.has_status or group.pods:
-        return None
-    if observed.now - cluster.meta.created < OBSERVE_DEADLINE:
-        return None
-    return Problem(
-        reason=Reason.RAY_CLUSTER_NOT_OBSERVED,
-        message=f"KubeRay has not taken notice of RayCluster {cluster.meta.name} for "
-        f"{OBSERVE_DEADLINE.seconds} s: is it running, and does it watch namespace "
-        f"{observed.tpi.namespace!r}?",
-    )
+    return _unnoticed(group, observed, OBSERVE_DEADLINE, Reason.RAY_CLUSTER_NOT_OBSERVED)
 
 
 def head_is_lost(group: Group, observed: Observed) -> Problem | None:
@@ -217,6 +231,7 @@ RAY_CLUSTER_READY: tuple[Check, ...] = (
     cluster_is_not_there,
     kuberay_refuses,
     kuberay_is_silent,
+    kuberay_is_slow,
     head_is_lost,
     image_can_not_be_pulled,
     container_failed,

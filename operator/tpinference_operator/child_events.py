@@ -30,23 +30,27 @@ class ChildEvents:
         listings = self._listed.get(key, {}).values()
         return tuple(event for _, events in listings for event in events)
 
-    async def refresh(self, key: Key, uids: Iterable[str]) -> bool:
-        """Lists for those objects and forgets all others of that owner. Whether there is news."""
+    async def refresh(self, key: Key, uids: Iterable[str]) -> float | None:
+        """Lists for those objects and forgets all others of that owner. When to look again: at
+        once when there is news, or when a listing is due that would have come too early now."""
         before = self._listed.pop(key, {})
         wanted = sorted(uids)
         if wanted:
             self._listed[key] = {uid: before[uid] for uid in wanted if uid in before}
-        news = False
+        waits_s: list[float] = []
         for uid in wanted:
             listed_at, old = before.get(uid, (float("-inf"), []))
-            if self._clock() - listed_at < MIN_INTERVAL_S:
+            due_s = listed_at + MIN_INTERVAL_S - self._clock()
+            if due_s > 0:
+                waits_s.append(due_s)
                 continue
             events: list[Body] = list(
                 await self._kube.list_by_field(EVENT, key[0], f"involvedObject.uid={uid}")
             )
             self._listed[key][uid] = (self._clock(), events)
-            news = news or _versions(events) != _versions(old)
-        return news
+            if _versions(events) != _versions(old):
+                waits_s.append(0.0)
+        return min(waits_s, default=None)
 
     def forget(self, key: Key) -> None:
         self._listed.pop(key, None)

@@ -10,6 +10,7 @@ TPInferenceError
     ├── AlreadyExists  409 on a create: a namesake is there
     ├── NotFound       404
     └── ApiForbidden   401, 403: the Role or a policy refuses
+        └── NamespaceEnding  403: nothing is created any more where all is being deleted
 """
 
 from __future__ import annotations
@@ -70,3 +71,7 @@ class NotFound(ApiError):
 
 class ApiForbidden(ApiError):
     """The operator's role or an admission policy does not allow it."""
+
+
+class NamespaceEnding(ApiForbidden):
+    """The namespace is being deleted: nothing is created in it any more."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from tpinference_operator import names
 from tpinference_operator.api.status import Condition
-from tpinference_operator.errors import ApiError
+from tpinference_operator.errors import ApiError, NamespaceEnding
 from tpinference_operator.kube import EVENT, Body, Kube
 
 logger = logging.getLogger(__name__)
@@ -100,5 +100,7 @@ class EventPoster:
             event = await self._waiting.get()
             try:
                 await self._kube.create(EVENT, event["metadata"]["namespace"], event)
+            except NamespaceEnding as error:
+                logger.debug("an Event was not posted: %s", error)
             except ApiError as error:
                 logger.warning("an Event was not posted: %s", error)

@@ -26,6 +26,7 @@ from tpinference_operator.errors import (
     ApiError,
     ApiForbidden,
     ApiUnavailable,
+    NamespaceEnding,
     NotFound,
 )
 from tpinference_operator.login import auth_headers
@@ -39,6 +40,10 @@ MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 
 WRITE_VERBS = frozenset({"create", "update", "patch", "delete"})
+
+NO_VERSION = "1"
+"""A resourceVersion that no object has: with it, server-side apply creates or is refused. Versions
+are revisions of the whole store, and its first belongs to the empty one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ def _row(group: str, version: str, plural: str, verbs: str, subresource: str = "
 TPINFERENCE_STATUS = _row(names.GROUP, names.VERSION, names.PLURAL, "update", "status")
 RAYCLUSTER = _row("ray.io", "v1", "rayclusters", "get create patch delete")
 CONTROLLER_REVISION = _row("apps", "v1", "controllerrevisions", "get create patch delete")
+# An apply that makes the object needs "create" too; the API server asks for it by itself.
 SERVICE = _row("", "v1", "services", "get create patch")
 POD = _row("", "v1", "pods", "patch")
 EVENT = _row("", "v1", "events", "list create")
@@ -218,10 +224,10 @@ class Kube:
     ) -> Body:
         """Server-side apply. With `uid`, of that very object, and its fields are taken by force.
 
-        Without, the object is expected to be new: fields that another manager owns are a conflict.
+        Without, the object is made; one that is there already, whoever's it is, is ApiConflict.
         """
         query = {"fieldManager": names.FIELD_MANAGER, "force": "true" if uid else "false"}
-        metadata = body["metadata"] | ({"uid": uid} if uid else {})
+        metadata = body["metadata"] | ({"uid": uid} if uid else {"resourceVersion": NO_VERSION})
         request = Request(
             "patch",
             "PATCH",
@@ -306,7 +312,8 @@ def error_of(request: Request, answer: Answer) -> ApiError:
     reason = str(answer.body.get("reason") or "")
     said = answer.body.get("message") or f"status {answer.status}"
     message = f"{request.method} {request.path}: {said}"
-    return _error_class(answer.status, reason)(
+    error_class = NamespaceEnding if _is_ending(answer) else _error_class(answer.status, reason)
+    return error_class(
         message, status=answer.status, reason=reason, retry_after_s=answer.retry_after_s
     )
 
@@ -322,6 +329,11 @@ def _error_class(status: int, reason: str) -> type[ApiError]:
     if status in (410, 429) or status >= 500:
         return ApiUnavailable
     return ApiError
+
+
+def _is_ending(answer: Answer) -> bool:
+    causes = (answer.body.get("details") or {}).get("causes") or ()
+    return answer.status == 403 and any(c.get("reason") == "NamespaceTerminating" for c in causes)
 
 
 def was_cancelled() -> bool:

@@ -32,11 +32,7 @@ from tpinference_operator.groups import Group, highest_epoch, pair_groups
 from tpinference_operator.observed import KubeRay, Meta, Observed, Ownership
 from tpinference_operator.render.controllerrevision import render_controllerrevision
 from tpinference_operator.render.raycluster import Defaults, Owner, render_raycluster
-from tpinference_operator.render.service import (
-    has_foreign_ports,
-    render_service,
-    service_differs,
-)
+from tpinference_operator.render.service import render_service, service_differs
 from tpinference_operator.revision import Revision, is_revision_of, make_revision, parse_revision
 from tpinference_operator.steps import Context, new_group, step_of
 
@@ -290,12 +286,11 @@ def _service_actions(observed: Observed, owner: Owner) -> tuple[list[Action], fl
     manifest = render_service(observed.tpi.spec, owner)
     live = observed.service
     if live is None:
-        return [ApplyService(manifest=manifest, create=True, replace_ports=False)], None
+        return [ApplyService(manifest=manifest, uid=None)], None
     if live.meta.deleting:
         return [], DYING_NAMESAKE_WAIT_S
     if live.meta.ownership is Ownership.OURS and service_differs(live.raw, manifest):
-        foreign_ports = has_foreign_ports(live.raw, manifest)
-        return [ApplyService(manifest=manifest, create=False, replace_ports=foreign_ports)], None
+        return [ApplyService(manifest=manifest, uid=live.meta.uid)], None
     return [], None
 
 

@@ -21,7 +21,7 @@ from tpinference_operator.child_events import ChildEvents
 from tpinference_operator.controller import Key
 from tpinference_operator.discovery import Discovery
 from tpinference_operator.engine_client import EngineWatch
-from tpinference_operator.errors import InvalidSpec
+from tpinference_operator.errors import InvalidSpec, NamespaceEnding
 from tpinference_operator.events import EventPoster, Note, transitions
 from tpinference_operator.kube import TPINFERENCE_STATUS, Kube
 from tpinference_operator.metrics import Metrics
@@ -101,6 +101,10 @@ class Reconciler:
             except PlanAgain as reason:
                 logger.info("%s/%s: plans again: %s", *key, reason)
                 return AGAIN_S
+            except NamespaceEnding as reason:
+                # The object goes next, and that comes as an event.
+                logger.info("%s/%s: nothing more to do: %s", *key, reason)
+                return None
             except Exception as error:
                 self.metrics.reconcile_errors.labels(type(error).__name__).inc()
                 raise
@@ -132,18 +136,18 @@ class Reconciler:
         # RecordStatus may have written it: then the cache has the answer, and nothing differs.
         newest = self.cache.owner(key) or owner
         later_s = await self.statuses.write_soon(key, newest, status)
-        news = await self.child_events.refresh(key, decided.watch_events_of)
-        return self._next_look_s(key, decided, later_s, news)
+        events_s = await self.child_events.refresh(key, decided.watch_events_of)
+        return self._next_look_s(decided, later_s, events_s)
 
     def _next_look_s(
-        self, key: Key, decided: Plan, later_s: float | None, news: bool
+        self, decided: Plan, later_s: float | None, events_s: float | None
     ) -> float | None:
         wake_s = decided.wake_after_s
         if decided.refresh_engines:
             asked = self.engines.refresh(decided.refresh_engines, wake_s or 1.0)
             # The engines' answers wake us, so that the next plan has them.
             wake_s = None if asked else wake_s
-        times = [s for s in (wake_s, later_s, AGAIN_S if news else None) if s is not None]
+        times = [max(s, AGAIN_S) for s in (wake_s, later_s, events_s) if s is not None]
         return min(times, default=None)
 
     def _observe(self, key: Key, owner: Body) -> Observed:

@@ -45,7 +45,7 @@ DRAIN_IDLE_S = 2.0
 """For requests that are on their way, and answers that are being read."""
 NO_PROGRESS_S = 5.0
 """After that long without progress, Events are listed: some refusals are told nowhere else."""
-UNTOLD_LOOK_S = 8.0
+UNTOLD_LOOK_S = 5.0
 """While something may go wrong that no watch tells: an engine that never was ready fails, a volume
 can't be mounted. Everything is to be in a condition within ten seconds."""
 QUOTA_WORDS = "exceeded quota"
@@ -179,7 +179,8 @@ def _watch(group: Group, context: Context) -> Step:
     age_s = (context.now - group.cluster.meta.created).total_seconds()
     asked = frozenset(p.meta.uid for p in (head,) if p and p.ip and p.phase == "Running")
     pending = [p for p in group.pods if p.phase == "Pending"]
-    stuck = {p.meta.uid for p in pending} | {group.cluster.meta.uid}
+    # KubeRay tells of a RayCluster only by Events why it makes no pods of it.
+    stuck = {p.meta.uid for p in pending} | (set() if group.pods else {group.cluster.meta.uid})
     told_nowhere_else = asked or any(p.scheduled for p in pending)
     return Step(
         record=record,

@@ -7,14 +7,16 @@ import copy
 import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from harness.plan_world import World
 
 from tpinference_operator import names
+from tpinference_operator.api.v1alpha1 import TPInferenceSpec
 from tpinference_operator.errors import ApiUnavailable
-from tpinference_operator.kube import Answer, Kube, Request
+from tpinference_operator.kube import APPLY_PATCH, Answer, Kube, Request
 
 Body = dict[str, Any]
 
@@ -91,10 +93,16 @@ class FakeApiServer:
     def _patch(self, request: Request) -> Answer:
         assert request.body is not None
         live = self.objects.get(request.path)
+        if live is None and request.content_type == APPLY_PATCH:
+            if "uid" in request.body["metadata"]:
+                return _status(409, "Conflict")
+            return Answer(201, self._store(request.path, copy.deepcopy(request.body)))
         if live is None:
             return _status(404, "NotFound")
-        if request.body["metadata"].get("uid", live["metadata"]["uid"]) != live["metadata"]["uid"]:
-            return _status(409, "Conflict")
+        for field_name in ("uid", "resourceVersion"):
+            is_now = live["metadata"][field_name]
+            if request.body["metadata"].get(field_name, is_now) != is_now:
+                return _status(409, "Conflict")
         return Answer(200, self._store(request.path, _merge(live, request.body)))
 
     def _delete(self, request: Request) -> Answer:
@@ -166,6 +174,11 @@ def make_tpi() -> MakeTpi:
 
 
 @pytest.fixture
+def make_spec(make_tpi: MakeTpi) -> Callable[..., TPInferenceSpec]:
+    return lambda **spec: TPInferenceSpec.model_validate(make_tpi(**spec)["spec"])
+
+
+@pytest.fixture
 def make_world(make_tpi: MakeTpi) -> Callable[..., World]:
     def make(**spec: Any) -> World:
         return World(make_tpi(**spec))
@@ -183,6 +196,16 @@ def make_running(make_world: Callable[..., World]) -> Callable[..., World]:
         return world
 
     return make
+
+
+@pytest.fixture
+def starting(make_world: Callable[..., World]) -> World:
+    """KubeRay has made the pods of one group; none runs yet."""
+    world = make_world()
+    world.plan_once()
+    world.kuberay()
+    world.now += timedelta(seconds=6)
+    return world
 
 
 @pytest.fixture

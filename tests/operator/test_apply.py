@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from tpinference_operator.actions import (
 from tpinference_operator.apply import Applier, PlanAgain
 from tpinference_operator.cache import Cache
 from tpinference_operator.errors import ApiConflict, ApiUnavailable
-from tpinference_operator.kube import Answer, Kube, Request
+from tpinference_operator.kube import APPLY_PATCH, Answer, Kube, Request
 
 KEY = ("ns", "llm")
 CLUSTERS = "/apis/ray.io/v1/namespaces/ns/rayclusters"
@@ -141,22 +142,62 @@ async def test_adoption_keeps_other_owners_and_names_the_version_it_saw(
     assert api.sent[-1].body["metadata"]["resourceVersion"] == "101"
 
 
-async def test_a_service_is_forced_only_on_the_one_that_is_ours(
+SERVICE_MANIFEST = {
+    "metadata": {"name": "llm"},
+    "spec": {"ports": [{"port": 8000, "protocol": "TCP"}]},
+}
+
+
+async def test_a_service_is_applied_from_the_start_and_forced_only_when_it_is_ours(
     api: Any, applier: Applier, cache: Cache
 ) -> None:
-    manifest = {"metadata": {"name": "llm"}, "spec": {"ports": [{"port": 8000}]}}
-    create = ApplyService(manifest=manifest, create=True, replace_ports=False)
-    await applier.carry_out(KEY, (create,), never)
-    update = ApplyService(manifest=manifest, create=False, replace_ports=True)
-    await applier.carry_out(KEY, (update,), never)
-    assert api.writes == [
-        ("POST", SERVICES),
-        ("PATCH", f"{SERVICES}/llm"),
-        ("PATCH", f"{SERVICES}/llm"),
-    ]
-    forced, ports = api.sent[-2:]
-    assert (forced.query["force"], forced.body["metadata"]["uid"]) == ("true", "uid-101")
-    assert ports.body == {"spec": manifest["spec"], "metadata": {"uid": "uid-101"}}
+    await applier.carry_out(KEY, (ApplyService(manifest=SERVICE_MANIFEST, uid=None),), never)
+    (body,) = cache.children(views.SERVICES, KEY)
+    uid = body["metadata"]["uid"]
+    await applier.carry_out(KEY, (ApplyService(manifest=SERVICE_MANIFEST, uid=uid),), never)
+    assert api.writes == [("PATCH", f"{SERVICES}/llm")] * 2
+    assert [r.content_type for r in api.sent] == [APPLY_PATCH] * 2
+    made, forced = api.sent
+    assert (made.query["force"], "uid" in made.body["metadata"]) == ("false", False)
+    assert (forced.query["force"], forced.body["metadata"]["uid"]) == ("true", uid)
+
+
+async def test_a_service_that_has_our_name_already_is_shown_and_not_touched(
+    api: Any, applier: Applier, cache: Cache
+) -> None:
+    foreign = api.put(f"{SERVICES}/llm", {"metadata": {"name": "llm"}, "spec": {"ports": []}})
+    with pytest.raises(PlanAgain):
+        await applier.carry_out(KEY, (ApplyService(manifest=SERVICE_MANIFEST, uid=None),), never)
+    assert api.objects[f"{SERVICES}/llm"] == foreign
+    assert [b["metadata"]["name"] for b in cache.children(views.SERVICES, KEY)] == ["llm"]
+
+
+@pytest.mark.parametrize("there", [{"uid": "new"}, None], ids=["replaced", "gone"])
+async def test_a_service_that_is_not_the_one_that_was_seen_backs_off(
+    api: Any, applier: Applier, there: dict[str, Any] | None
+) -> None:
+    if there:
+        api.put(f"{SERVICES}/llm", {"metadata": {"name": "llm", **there}})
+    before = copy.deepcopy(api.objects)
+    with pytest.raises(ApiConflict):
+        await applier.carry_out(KEY, (ApplyService(manifest=SERVICE_MANIFEST, uid="old"),), never)
+    assert api.objects == before
+
+
+async def test_ports_that_apply_leaves_in_place_are_taken_away(
+    api: Any, applier: Applier, cache: Cache
+) -> None:
+    def leave_a_port(request: Request) -> Answer | None:
+        if request.content_type != APPLY_PATCH:
+            return None
+        more = [{"port": 9}, *request.body["spec"]["ports"]] if request.body else []
+        body = {"metadata": {"name": "llm", "uid": "u"}, "spec": {"ports": more}}
+        return Answer(200, api.put(f"{SERVICES}/llm", body))
+
+    api.refuse = leave_a_port
+    await applier.carry_out(KEY, (ApplyService(manifest=SERVICE_MANIFEST, uid="u"),), never)
+    assert api.sent[-1].body == {"spec": SERVICE_MANIFEST["spec"], "metadata": {"uid": "u"}}
+    assert api.objects[f"{SERVICES}/llm"]["spec"] == SERVICE_MANIFEST["spec"]
 
 
 async def test_a_pods_label_is_patched_by_uid_and_a_gone_pod_plans_again(

@@ -86,17 +86,27 @@ async def test_events_are_listed_for_named_children_at_most_every_five_seconds(
     events = ChildEvents(kube, clock=lambda: now[0])
     api.put(f"{EVENTS}/e1", event("e1", "c1"))
     api.put(f"{EVENTS}/e2", event("e2", "other"))
-    assert await events.refresh(KEY, ["c1"]) is True
+    assert await events.refresh(KEY, ["c1"]) == 0.0
     assert [e["metadata"]["name"] for e in events.of(KEY)] == ["e1"]
-    assert await events.refresh(KEY, ["c1"]) is False
+    assert await events.refresh(KEY, ["c1"]) == 5.0
     assert len(api.sent) == 1
     now[0] = 5.0
-    assert await events.refresh(KEY, ["c1"]) is False
+    assert await events.refresh(KEY, ["c1"]) is None
     assert len(api.sent) == 2
     api.put(f"{EVENTS}/e3", event("e3", "c1"))
     now[0] = 10.0
-    assert await events.refresh(KEY, ["c1"]) is True
+    assert await events.refresh(KEY, ["c1"]) == 0.0
     assert {e["metadata"]["name"] for e in events.of(KEY)} == {"e1", "e3"}
+
+
+async def test_a_listing_that_would_come_too_early_is_made_up_for(api: Any, kube: Kube) -> None:
+    """A look that another event brings must not put the next listing off for as long again."""
+    now = [0.0]
+    events = ChildEvents(kube, clock=lambda: now[0])
+    await events.refresh(KEY, ["c1"])
+    now[0] = 4.0
+    assert await events.refresh(KEY, ["c1", "c2"]) == 1.0
+    assert [r.query["fieldSelector"][-2:] for r in api.sent] == ["c1", "c2"]
 
 
 async def test_events_of_a_child_that_moves_again_are_forgotten(api: Any, kube: Kube) -> None:

@@ -17,6 +17,7 @@ from tpinference_operator.errors import (
     ApiError,
     ApiForbidden,
     ApiUnavailable,
+    NamespaceEnding,
     NotFound,
 )
 from tpinference_operator.kube import (
@@ -68,6 +69,21 @@ def test_every_error_status_has_its_error(status: int, reason: str, error: type[
     assert str(raised) == "GET /x: no such luck"
 
 
+@pytest.mark.parametrize(
+    ("causes", "error"),
+    [
+        ([{"reason": "NamespaceTerminating", "field": "metadata.namespace"}], NamespaceEnding),
+        ([{"reason": "FieldValueInvalid"}], ApiForbidden),
+        ([], ApiForbidden),
+    ],
+)
+def test_a_namespace_that_ends_is_told_from_a_role_that_lacks_a_rule(
+    causes: list[dict[str, str]], error: type[ApiError]
+) -> None:
+    body = {"reason": "Forbidden", "message": "no", "details": {"causes": causes}}
+    assert type(error_of(Request("create", "POST", "/x", {}), Answer(403, body))) is error
+
+
 async def test_a_call_outside_the_table_is_never_sent(api: Any, kube: Kube) -> None:
     with pytest.raises(ValueError, match="delete events is not in the table"):
         await kube.delete(EVENT, "ns", "e", uid="u")
@@ -92,10 +108,11 @@ async def test_a_delete_carries_the_uid_and_spares_a_namesake(api: Any, kube: Ku
 async def test_apply_forces_only_with_the_uid_of_what_is_ours(api: Any, kube: Kube) -> None:
     api.put("/api/v1/namespaces/ns/services/s", {"metadata": {"name": "s", "uid": "u"}})
     await kube.apply(SERVICE, "ns", {"metadata": {"name": "s"}}, uid="u")
-    await kube.apply(SERVICE, "ns", {"metadata": {"name": "s"}}, uid=None)
+    with pytest.raises(ApiConflict):
+        await kube.apply(SERVICE, "ns", {"metadata": {"name": "s"}}, uid=None)
     forced, polite = api.sent
     assert (forced.query["force"], forced.body["metadata"]["uid"]) == ("true", "u")
-    assert (polite.query["force"], polite.body["metadata"]) == ("false", {"name": "s"})
+    assert (polite.query["force"], "uid" in polite.body["metadata"]) == ("false", False)
     assert forced.query["fieldManager"] == "tpinference-operator"
 
 

@@ -135,9 +135,10 @@ def test_a_service_edited_by_hand_is_applied_again(make_running: MakeWorld) -> N
 
 def test_a_port_that_is_not_ours_is_replaced(make_running: MakeWorld) -> None:
     world = make_running()
-    world.all("Service")[0]["spec"]["ports"].append({"name": "x", "port": 9, "targetPort": 9})
+    (service,) = world.all("Service")
+    service["spec"]["ports"].append({"name": "x", "port": 9, "targetPort": 9})
     applied = [a for a in world.plan().actions if isinstance(a, ApplyService)]
-    assert [a.replace_ports for a in applied] == [True]
+    assert [a.uid for a in applied] == [service["metadata"]["uid"]]
 
 
 def test_a_changed_port_touches_the_service_alone(make_running: MakeWorld) -> None:
@@ -248,6 +249,20 @@ def test_a_group_without_progress_has_its_events_listed(make_world: MakeWorld) -
     assert world.plan().watch_events_of == {world.all("RayCluster")[0]["metadata"]["uid"]}
 
 
+def test_events_are_listed_of_pending_pods_and_of_nothing_that_runs(make_world: MakeWorld) -> None:
+    """A model may load for an hour."""
+    world = make_world()
+    world.plan_once()
+    world.kuberay()
+    world.now += timedelta(seconds=5)
+    head, *workers = world.all("Pod")
+    world.set_pod(head["metadata"]["name"])
+    assert world.plan().watch_events_of == {pod["metadata"]["uid"] for pod in workers}
+    for pod in workers:
+        world.set_pod(pod["metadata"]["name"])
+    assert world.plan().watch_events_of == frozenset()
+
+
 def test_an_engine_that_starts_is_asked_again_and_again(make_world: MakeWorld) -> None:
     world = make_world()
     world.plan_once()
@@ -276,7 +291,7 @@ def test_what_only_events_tell_is_looked_for_every_few_seconds(make_world: MakeW
     assert world.plan().wake_after_s == 30
     pod = world.pod_of("0/1", "worker")
     pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
-    assert world.plan().wake_after_s == 8
+    assert world.plan().wake_after_s == 5
     assert pod["metadata"]["uid"] in world.plan().watch_events_of
 
 
@@ -289,4 +304,4 @@ def test_an_engine_that_loads_for_an_hour_is_still_asked_every_few_seconds(
     world.kuberay()
     world.set_pod(world.pod_of("0/1")["metadata"]["name"], ready=False)
     world.now += timedelta(hours=1)
-    assert world.plan().wake_after_s == 8
+    assert world.plan().wake_after_s == 5

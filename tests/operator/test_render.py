@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from harness.plan_world import DEFAULTS, OWNER
 
 from tpinference_operator import names
 from tpinference_operator.api.v1alpha1 import TPInferenceSpec
 from tpinference_operator.errors import InvalidSpec
 from tpinference_operator.model_uri import parse_model_uri
 from tpinference_operator.render.raycluster import (
-    Defaults,
     Owner,
     Stamp,
     group_name,
@@ -27,20 +27,16 @@ from tpinference_operator.render.service import (
 )
 
 Body = dict[str, Any]
-MakeTpi = Callable[..., Body]
+MakeSpec = Callable[..., TPInferenceSpec]
 Render = Callable[..., Body]
-
-DEFAULTS = Defaults(image="example.test/engine:1", ray_version="2.60.0")
-OWNER = Owner(name="llm", namespace="ns", uid="owner-uid")
 
 
 @pytest.fixture
-def render(make_tpi: MakeTpi) -> Render:
+def render(make_spec: MakeSpec) -> Render:
     """The spec of a rendered RayCluster."""
 
     def rendered(**spec: Any) -> Body:
-        parsed = TPInferenceSpec.model_validate(make_tpi(**spec)["spec"])
-        body: Body = render_raycluster(parsed, "llm", DEFAULTS)["spec"]
+        body: Body = render_raycluster(make_spec(**spec), "llm", DEFAULTS)["spec"]
         return body
 
     return rendered
@@ -236,9 +232,8 @@ def test_rendering_is_free_of_ordinal_and_epoch(render: Render) -> None:
     assert names.EPOCH_ENV not in text and names.ENGINE_ID_ENV not in text
 
 
-def test_stamping_marks_every_pod_and_leaves_the_rendering_alone(make_tpi: MakeTpi) -> None:
-    spec = TPInferenceSpec.model_validate(make_tpi()["spec"])
-    rendered = render_raycluster(spec, "llm", DEFAULTS)
+def test_stamping_marks_every_pod_and_leaves_the_rendering_alone(make_spec: MakeSpec) -> None:
+    rendered = render_raycluster(make_spec(), "llm", DEFAULTS)
     before = copy.deepcopy(rendered)
     stamped = stamp_raycluster(rendered, OWNER, Stamp(ordinal=3, revision="abc", epoch=7))
     assert rendered == before
@@ -272,9 +267,8 @@ def test_longest_name_still_fits_kuberay() -> None:
 
 
 @pytest.fixture
-def service(make_tpi: MakeTpi) -> Body:
-    spec = TPInferenceSpec.model_validate(make_tpi(service={"port": 80})["spec"])
-    return render_service(spec, OWNER)
+def service(make_spec: MakeSpec) -> Body:
+    return render_service(make_spec(service={"port": 80}), OWNER)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from harness.plan_world import DEFAULTS, OWNER
 
 from tpinference_operator import names
 from tpinference_operator.api.v1alpha1 import TPInferenceSpec
@@ -15,7 +16,7 @@ from tpinference_operator.errors import CorruptRevision
 from tpinference_operator.observe import observe
 from tpinference_operator.observed import Children, KubeRay, SeenRevision
 from tpinference_operator.render.controllerrevision import render_controllerrevision
-from tpinference_operator.render.raycluster import Defaults, Owner, render_raycluster
+from tpinference_operator.render.raycluster import Defaults, render_raycluster
 from tpinference_operator.revision import (
     Revision,
     is_revision_of,
@@ -27,14 +28,6 @@ from tpinference_operator.revision import (
 Body = dict[str, Any]
 MakeTpi = Callable[..., Body]
 MakeSpec = Callable[..., TPInferenceSpec]
-
-DEFAULTS = Defaults(image="example.test/engine:1", ray_version="2.60.0")
-OWNER = Owner(name="llm", namespace="ns", uid="owner-uid")
-
-
-@pytest.fixture
-def make_spec(make_tpi: MakeTpi) -> MakeSpec:
-    return lambda **spec: TPInferenceSpec.model_validate(make_tpi(**spec)["spec"])
 
 
 def revise(spec: TPInferenceSpec, defaults: Defaults = DEFAULTS) -> Revision:

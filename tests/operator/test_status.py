@@ -10,7 +10,6 @@ from harness.plan_world import World
 
 from tpinference_operator.api.reasons import ConditionType, Reason
 from tpinference_operator.api.status import (
-    Condition,
     TPInferenceStatus,
 )
 from tpinference_operator.errors import InvalidSpec
@@ -23,21 +22,12 @@ MakeWorld = Callable[..., World]
 _SUMMARIES = {"Ready", "Available", "Degraded"}
 
 
-def conditions(world: World) -> dict[str, Condition]:
-    return {c.type: c for c in world.status().conditions}
-
-
-def told(world: World, kind: str = "Ready") -> tuple[str, str, str]:
-    condition = conditions(world)[kind]
-    return condition.status, condition.reason, condition.message
-
-
 # Nothing is wrong
 
 
 def test_all_is_true_when_everything_is_up(make_running: MakeWorld) -> None:
     world = make_running(replicas=2)
-    found = {kind: condition.status for kind, condition in conditions(world).items()}
+    found = {kind: condition.status for kind, condition in world.conditions().items()}
     assert found == {
         "Ready": "True",
         "Available": "True",
@@ -65,9 +55,9 @@ def test_scaled_to_zero_is_ready_and_not_available(make_running: MakeWorld) -> N
     world = make_running()
     world.change(replicas=0)
     world.settle()
-    assert told(world)[:2] == ("True", Reason.SCALED_TO_ZERO)
-    assert told(world, "Available")[:2] == ("False", Reason.SCALED_TO_ZERO)
-    assert "Reconciling" not in conditions(world)
+    assert world.told()[:2] == ("True", Reason.SCALED_TO_ZERO)
+    assert world.told("Available")[:2] == ("False", Reason.SCALED_TO_ZERO)
+    assert "Reconciling" not in world.conditions()
 
 
 def test_status_does_not_change_when_nothing_does(make_running: MakeWorld) -> None:
@@ -95,10 +85,10 @@ def test_every_condition_has_the_generation_after_each_change(make_running: Make
 def test_a_time_moves_only_when_its_condition_flips(make_running: MakeWorld) -> None:
     world = make_running()
     world.plan_once()
-    before = conditions(world)
+    before = world.conditions()
     world.now += timedelta(minutes=1)
     world.set_pod(world.pod_of("0/1")["metadata"]["name"], ready=False)
-    after = conditions(world)
+    after = world.conditions()
     moved = {k for k in before if before[k].last_transition_time != after[k].last_transition_time}
     flipped = {k for k in before if before[k].status != after[k].status}
     assert (
@@ -130,7 +120,7 @@ def test_an_unreadable_spec_leaves_what_is_known_of_groups_that_serve(
 ) -> None:
     world = make_running()
     world.plan_once()
-    before = conditions(world)
+    before = world.conditions()
     error = InvalidSpec(("spec.replicas: too small",))
     world.tpi["metadata"]["generation"] = 7
     status = status_of_invalid_spec(world.tpi, error, now="2027-01-01T00:00:00Z")
@@ -154,7 +144,7 @@ def test_an_object_that_never_was_readable_has_no_conditions_about_groups(
 def test_an_unreadable_spec_is_not_at_work_any_more(make_world: MakeWorld) -> None:
     world = make_world()
     world.plan_once()
-    assert "Reconciling" in conditions(world)
+    assert "Reconciling" in world.conditions()
     status = status_of_invalid_spec(world.tpi, InvalidSpec(("x",)), now="2027-01-01T00:00:00Z")
     assert "Reconciling" not in {c.type for c in status.conditions}
 
@@ -171,29 +161,57 @@ def test_missing_or_old_kuberay_is_told_and_waited_for(
 ) -> None:
     world = make_world()
     world.served = served
-    status, found, message = told(world, "Accepted")
+    status, found, message = world.told("Accepted")
     assert (status, found) == ("False", reason)
     assert word in message
-    assert told(world)[:2] == ("False", reason)
-    assert "Reconciling" in conditions(world) and "Stalled" not in conditions(world)
+    assert world.told()[:2] == ("False", reason)
+    assert "Reconciling" in world.conditions() and "Stalled" not in world.conditions()
 
 
 def test_a_name_conflict_is_stalled(make_world: MakeWorld) -> None:
     world = make_world()
     world.add("Service", {"metadata": {"name": "llm"}, "spec": {}})
-    assert told(world, "Accepted")[:2] == ("False", Reason.NAME_CONFLICT)
-    assert told(world, "Stalled")[1] == Reason.NAME_CONFLICT
+    assert world.told("Accepted")[:2] == ("False", Reason.NAME_CONFLICT)
+    assert world.told("Stalled")[1] == Reason.NAME_CONFLICT
 
 
-def test_kuberay_that_watches_elsewhere_is_noticed_after_30_s(make_world: MakeWorld) -> None:
+def test_kuberay_that_watches_elsewhere_is_hinted_at_and_is_a_failure_after_30_s(
+    make_world: MakeWorld,
+) -> None:
     world = make_world()
     world.plan_once()
-    world.now += timedelta(seconds=29)
-    assert told(world)[1] == Reason.WAITING_FOR_PODS
+    world.now += timedelta(seconds=5)
+    assert world.told()[1] == Reason.WAITING_FOR_PODS
     world.now += timedelta(seconds=1)
-    status, reason, message = told(world)
+    for kind in ("Ready", "Scheduled", "RayClusterReady"):
+        status, reason, message = world.told(kind)
+        assert (status, reason) == ("False", Reason.WAITING_FOR_KUBERAY)
+        assert "namespace 'ns'" in message
+    assert world.told("Degraded")[0] == "False"
+    world.now += timedelta(seconds=24)
+    status, reason, message = world.told()
     assert (status, reason) == ("False", Reason.RAY_CLUSTER_NOT_OBSERVED)
     assert "namespace 'ns'" in message
+    assert world.told("Degraded")[0] == "True"
+
+
+def test_a_silent_kuberay_is_told_within_ten_seconds(make_world: MakeWorld) -> None:
+    """Nothing wakes anybody meanwhile but the plans themselves."""
+    world = make_world()
+    world.plan_once()
+    created = world.now
+    while world.told()[1] != Reason.WAITING_FOR_KUBERAY:
+        world.now += timedelta(seconds=world.plan().wake_after_s or 60)
+    assert (world.now - created).total_seconds() <= 10
+
+
+def test_a_kuberay_that_comes_late_is_no_failure(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.plan_once()
+    world.now += timedelta(seconds=20)
+    assert world.told()[1] == Reason.WAITING_FOR_KUBERAY
+    world.kuberay()
+    assert world.told()[1] == Reason.WAITING_FOR_PODS
 
 
 def test_kuberays_refusal_is_told_in_its_words(make_world: MakeWorld) -> None:
@@ -209,12 +227,12 @@ def test_kuberays_refusal_is_told_in_its_words(make_world: MakeWorld) -> None:
             "metadata": {},
         }
     )
-    assert told(world) == (
+    assert world.told() == (
         "False",
         Reason.RAY_CLUSTER_INVALID,
         "The RayCluster spec is invalid: no",
     )
-    assert "Stalled" in conditions(world)
+    assert "Stalled" in world.conditions()
 
 
 # Several groups, updates, the route
@@ -223,8 +241,8 @@ def test_kuberays_refusal_is_told_in_its_words(make_world: MakeWorld) -> None:
 def test_available_holds_while_one_of_two_groups_answers(make_running: MakeWorld) -> None:
     world = make_running(replicas=2)
     world.set_pod(world.pod_of("1/2")["metadata"]["name"], ready=False)
-    assert told(world, "Available")[0] == "True"
-    status, reason, message = told(world)
+    assert world.told("Available")[0] == "True"
+    status, reason, message = world.told()
     assert (status, reason) == ("False", Reason.ENGINE_NOT_READY)
     assert message.startswith("group 1: ")
 
@@ -233,34 +251,34 @@ def test_an_update_is_told_until_its_last_group_answers(make_running: MakeWorld)
     world = make_running(replicas=2)
     world.change(engine={"image": "new"})
     world.plan_once()
-    assert told(world, "Progressing")[:2] == ("True", Reason.UPDATING)
-    assert told(world)[:2] == ("False", Reason.DRAINING)
-    assert told(world, "Available")[0] == "True"
+    assert world.told("Progressing")[:2] == ("True", Reason.UPDATING)
+    assert world.told()[:2] == ("False", Reason.DRAINING)
+    assert world.told("Available")[0] == "True"
     assert world.status().current_revision != world.status().update_revision
     world.settle()
-    assert told(world)[0] == "True"
+    assert world.told()[0] == "True"
     assert world.status().current_revision == world.status().update_revision
 
 
 def test_ready_is_false_at_once_for_a_new_generation(make_running: MakeWorld) -> None:
     world = make_running()
     world.change(engine={"image": "new"})
-    assert told(world)[0] == "False"
+    assert world.told()[0] == "False"
 
 
 def test_a_lost_head_is_told_while_its_group_comes_back(make_running: MakeWorld) -> None:
     world = make_running()
     world.lose_head("0/1")
-    assert told(world)[:2] == ("False", Reason.HEAD_LOST)
+    assert world.told()[:2] == ("False", Reason.HEAD_LOST)
     world.plan_once()
-    assert told(world, "Progressing")[:2] == ("True", Reason.RESTARTING)
+    assert world.told("Progressing")[:2] == ("True", Reason.RESTARTING)
 
 
 def test_a_load_balancer_without_address_is_not_a_route(make_running: MakeWorld) -> None:
     world = make_running(service={"type": "LoadBalancer"})
-    assert told(world, "RouteReady")[:2] == ("False", Reason.ADDRESS_PENDING)
+    assert world.told("RouteReady")[:2] == ("False", Reason.ADDRESS_PENDING)
     world.all("Service")[0]["status"] = {"loadBalancer": {"ingress": [{"ip": "1.2.3.4"}]}}
-    assert told(world)[0] == "True"
+    assert world.told()[0] == "True"
 
 
 # Writing

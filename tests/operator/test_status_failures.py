@@ -10,29 +10,9 @@ import pytest
 from harness.plan_world import Body, World
 
 from tpinference_operator.api.reasons import Reason
-from tpinference_operator.api.status import Condition
 from tpinference_operator.observe import format_time
 
 MakeWorld = Callable[..., World]
-
-
-def conditions(world: World) -> dict[str, Condition]:
-    return {c.type: c for c in world.status().conditions}
-
-
-def told(world: World, kind: str = "Ready") -> tuple[str, str, str]:
-    condition = conditions(world)[kind]
-    return condition.status, condition.reason, condition.message
-
-
-@pytest.fixture
-def starting(make_world: MakeWorld) -> World:
-    """KubeRay has made the pods of one group; none runs yet."""
-    world = make_world()
-    world.plan_once()
-    world.kuberay()
-    world.now += timedelta(seconds=6)
-    return world
 
 
 def end_pod(world: World, role: str, *, phase: str = "Failed", **ended: Any) -> Body:
@@ -63,12 +43,12 @@ def test_a_pod_that_ends_during_the_start_is_told_and_stays_told(
 ) -> None:
     phase, ended, word = ENDS[end]
     pod = end_pod(starting, role, phase=phase, **ended)
-    status, reason, message = told(starting)
+    status, reason, message = starting.told()
     assert (status, reason) == ("False", Reason.CONTAINER_FAILED)
     assert word in message and pod["metadata"]["name"] in message
     starting.plan_once()
     replace_pod(starting, pod)
-    assert told(starting) == (status, reason, message)
+    assert starting.told() == (status, reason, message)
     last = starting.status().groups[0].last_failure
     assert last is not None
     assert (last.reason, last.exit_code) == (Reason.CONTAINER_FAILED, ended["exitCode"])
@@ -86,8 +66,8 @@ def test_a_pod_that_ended_is_written_once(starting: World) -> None:
 def test_an_evicted_pod_is_told(starting: World) -> None:
     pod = starting.set_pod(starting.pod_of("0/1", "worker")["metadata"]["name"], phase="Failed")
     pod["status"] |= {"reason": "Evicted", "message": "The node was low on memory."}
-    assert told(starting)[1] == Reason.CONTAINER_FAILED
-    assert "Evicted: The node was low on memory." in told(starting)[2]
+    assert starting.told()[1] == Reason.CONTAINER_FAILED
+    assert "Evicted: The node was low on memory." in starting.told()[2]
 
 
 def test_a_pod_that_ends_because_it_is_deleted_did_not_fail(starting: World) -> None:
@@ -99,7 +79,7 @@ def test_a_pod_that_ends_because_it_is_deleted_did_not_fail(starting: World) -> 
         "deletionTimestamp": format_time(asked + timedelta(seconds=90)),
         "deletionGracePeriodSeconds": 90,
     }
-    assert told(starting)[1] == Reason.WAITING_FOR_PODS
+    assert starting.told()[1] == Reason.WAITING_FOR_PODS
     assert starting.status().groups[0].last_failure is None
 
 
@@ -110,7 +90,7 @@ def test_a_pod_that_ended_and_is_deleted_then_is_told(starting: World) -> None:
         "deletionTimestamp": format_time(starting.now + timedelta(seconds=90)),
         "deletionGracePeriodSeconds": 90,
     }
-    assert told(starting)[1] == Reason.CONTAINER_FAILED
+    assert starting.told()[1] == Reason.CONTAINER_FAILED
 
 
 def test_an_end_is_told_while_the_next_pod_starts_its_engine(starting: World) -> None:
@@ -119,7 +99,7 @@ def test_an_end_is_told_while_the_next_pod_starts_its_engine(starting: World) ->
     replace_pod(starting, pod)
     for each in starting.all("Pod"):
         starting.set_pod(each["metadata"]["name"])
-    status, reason, message = told(starting)
+    status, reason, message = starting.told()
     assert (status, reason) == ("False", Reason.ENGINE_STARTING)
     assert "OOMKilled" in message
 
@@ -128,7 +108,7 @@ def test_why_a_worker_of_a_running_group_was_lost_is_told(make_running: MakeWorl
     world = make_running()
     pod = end_pod(world, "worker", exitCode=137, reason="OOMKilled")
     for _ in range(2):
-        status, reason, message = told(world)
+        status, reason, message = world.told()
         assert (status, reason) == ("False", Reason.WORKERS_LOST)
         assert message.startswith("2 of 3 pods run; ") and "OOMKilled" in message
         world.plan_once()
@@ -145,7 +125,7 @@ def test_an_end_before_a_restart_is_not_told_of_the_next_incarnation(
     world.plan_once()
     world.kuberay()
     assert world.status().groups[0].epoch == 2
-    assert told(world)[1] == Reason.WAITING_FOR_PODS
+    assert world.told()[1] == Reason.WAITING_FOR_PODS
 
 
 # An engine that can't be asked
@@ -172,7 +152,7 @@ def test_a_failed_object_stays_failed_when_its_engine_can_not_be_asked(
     fail(starting, reason, **failure)
     starting.plan_once()
     before = starting.status()
-    assert "Stalled" in conditions(starting)
+    assert "Stalled" in starting.conditions()
     starting.engines.clear()
     assert starting.status() == before
     assert starting.plan_once() == []
@@ -188,7 +168,7 @@ def test_a_spent_budget_stays_told_when_the_engine_can_not_be_asked(
     world.fail_engine("0/6", "GroupFailed")
     assert world.plan_once() == []
     before = world.status()
-    assert told(world, "Stalled")[1] == Reason.RESTART_BUDGET_EXHAUSTED
+    assert world.told("Stalled")[1] == Reason.RESTART_BUDGET_EXHAUSTED
     world.engines.clear()
     assert world.status() == before
 
@@ -199,7 +179,7 @@ def test_a_recorded_failure_is_over_when_the_pod_is_ready(starting: World) -> No
     starting.engines.clear()
     for pod in starting.all("Pod"):
         starting.set_pod(pod["metadata"]["name"], ready=True)
-    assert told(starting)[0] == "True"
+    assert starting.told()[0] == "True"
 
 
 def test_a_failure_of_an_older_incarnation_is_not_this_ones(make_running: MakeWorld) -> None:
@@ -212,4 +192,4 @@ def test_a_failure_of_an_older_incarnation_is_not_this_ones(make_running: MakeWo
     world.plan_once()
     world.kuberay()
     assert world.incarnations() == ["0/2"]
-    assert "Stalled" not in conditions(world)
+    assert "Stalled" not in world.conditions()

@@ -13,30 +13,10 @@ from tpinference_operator.api.reasons import Reason
 from tpinference_operator.api.status import (
     MAX_MESSAGE,
     MAX_RANKS,
-    Condition,
 )
 from tpinference_operator.observe import format_time
 
 MakeWorld = Callable[..., World]
-
-
-def conditions(world: World) -> dict[str, Condition]:
-    return {c.type: c for c in world.status().conditions}
-
-
-def told(world: World, kind: str = "Ready") -> tuple[str, str, str]:
-    condition = conditions(world)[kind]
-    return condition.status, condition.reason, condition.message
-
-
-@pytest.fixture
-def starting(make_world: MakeWorld) -> World:
-    """KubeRay has made the pods of one group; none runs yet."""
-    world = make_world()
-    world.plan_once()
-    world.kuberay()
-    world.now += timedelta(seconds=6)
-    return world
 
 
 def pod_status(world: World, role: str, **status: Any) -> Body:
@@ -52,10 +32,10 @@ def test_no_node_that_fits_is_told_in_the_schedulers_words(starting: World) -> N
     said = "0/1 nodes are available: 1 Insufficient memory."
     unfit = {"type": "PodScheduled", "status": "False", "message": said}
     pod_status(starting, "worker", conditions=[unfit])
-    status, reason, message = told(starting)
+    status, reason, message = starting.told()
     assert (status, reason) == ("False", Reason.UNSCHEDULABLE)
     assert message.endswith(said)
-    assert told(starting, "Degraded")[:2] == ("True", Reason.UNSCHEDULABLE)
+    assert starting.told("Degraded")[:2] == ("True", Reason.UNSCHEDULABLE)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +48,8 @@ def test_no_node_that_fits_is_told_in_the_schedulers_words(starting: World) -> N
 def test_a_claim_that_is_missing_or_pending_is_told(starting: World, said: str) -> None:
     unfit = {"type": "PodScheduled", "status": "False", "message": said}
     pod_status(starting, "head", conditions=[unfit])
-    assert told(starting)[1] == Reason.VOLUME_NOT_READY
-    assert said in told(starting, "Scheduled")[2]
+    assert starting.told()[1] == Reason.VOLUME_NOT_READY
+    assert said in starting.told("Scheduled")[2]
 
 
 EVENT_TIMES: dict[str, Callable[[str], Body]] = {
@@ -99,10 +79,10 @@ def test_a_failing_mount_is_told_from_its_event_and_forgotten(
             **event_times(format_time(starting.now)),
         }
     )
-    assert told(starting, "RayClusterReady")[1] == Reason.VOLUME_NOT_READY
-    assert told(starting)[2].endswith("no such device")
+    assert starting.told("RayClusterReady")[1] == Reason.VOLUME_NOT_READY
+    assert starting.told()[2].endswith("no such device")
     starting.now += timedelta(minutes=4)
-    assert told(starting, "RayClusterReady")[1] == Reason.PODS_STARTING
+    assert starting.told("RayClusterReady")[1] == Reason.PODS_STARTING
 
 
 @pytest.mark.parametrize("where", ["containerStatuses", "initContainerStatuses"])
@@ -120,7 +100,7 @@ def test_an_image_that_can_not_be_pulled_is_told_with_its_cause(
             "metadata": {},
         }
     )
-    status, reason, message = told(starting)
+    status, reason, message = starting.told()
     assert (status, reason) == ("False", Reason.IMAGE_PULL_FAILED)
     assert "Back-off pulling" in message and "not found" in message
 
@@ -128,8 +108,8 @@ def test_an_image_that_can_not_be_pulled_is_told_with_its_cause(
 def test_a_container_that_can_not_be_made_is_told(starting: World) -> None:
     waiting = {"reason": "CreateContainerConfigError", "message": 'secret "s" not found'}
     pod_status(starting, "head", containerStatuses=[{"state": {"waiting": waiting}}])
-    assert told(starting)[1] == Reason.CONTAINER_FAILED
-    assert 'secret "s" not found' in told(starting)[2]
+    assert starting.told()[1] == Reason.CONTAINER_FAILED
+    assert 'secret "s" not found' in starting.told()[2]
 
 
 def test_a_pod_security_refusal_is_told(make_world: MakeWorld) -> None:
@@ -137,7 +117,7 @@ def test_a_pod_security_refusal_is_told(make_world: MakeWorld) -> None:
     world.plan_once()
     said = 'pods "x" is forbidden: violates PodSecurity "restricted:latest"'
     world.refuse_pods(said)
-    assert told(world) == ("False", Reason.PODS_REFUSED, said)
+    assert world.told() == ("False", Reason.PODS_REFUSED, said)
 
 
 def test_a_quota_refusal_is_told_before_and_during_the_wait(make_world: MakeWorld) -> None:
@@ -146,7 +126,7 @@ def test_a_quota_refusal_is_told_before_and_during_the_wait(make_world: MakeWorl
     said = 'pods "x" is forbidden: exceeded quota: q, requested: cpu=1'
     world.refuse_pods(said)
     for _ in range(3):
-        status, reason, message = told(world)
+        status, reason, message = world.told()
         assert (status, reason) == ("False", Reason.QUOTA_EXCEEDED)
         assert said in message
         world.plan_once()
@@ -156,8 +136,8 @@ def test_pods_that_start_are_counted(starting: World) -> None:
     for pod in starting.all("Pod"):
         starting.set_pod(pod["metadata"]["name"])
     pod_status(starting, "worker", conditions=[{"type": "PodScheduled", "status": "True"}])
-    assert told(starting, "RayClusterReady") == ("False", "PodsStarting", "2 of 3 pods run")
-    assert told(starting, "Degraded")[0] == "False"
+    assert starting.told("RayClusterReady") == ("False", "PodsStarting", "2 of 3 pods run")
+    assert starting.told("Degraded")[0] == "False"
 
 
 # The engine
@@ -175,7 +155,7 @@ def test_the_stage_of_a_start_is_told_and_kept(starting: World) -> None:
         {"name": "weightsLoaded", "startedAt": "2026-01-01T00:00:03.5Z", "seconds": None},
     ]
     run_pods(starting, state="starting", stages=stages)
-    assert told(starting) == ("False", "EngineStarting", "stage weightsLoaded")
+    assert starting.told() == ("False", "EngineStarting", "stage weightsLoaded")
     starting.plan_once()
     starting.engines.clear()
     startup = starting.status().groups[0].startup
@@ -190,9 +170,9 @@ def test_the_stage_of_a_start_is_told_and_kept(starting: World) -> None:
 def test_an_engine_that_can_not_start_is_told_in_its_words(starting: World, reason: str) -> None:
     failure = {"reason": reason, "message": "config.json is missing", "exitCode": 1}
     run_pods(starting, state="failed", reason=reason, message="short", lastFailure=failure)
-    assert told(starting) == ("False", reason, "config.json is missing")
-    assert told(starting, "Stalled")[1] == reason
-    assert told(starting, "Progressing")[:2] == ("False", reason)
+    assert starting.told() == ("False", reason, "config.json is missing")
+    assert starting.told("Stalled")[1] == reason
+    assert starting.told("Progressing")[:2] == ("False", reason)
     last = starting.status().groups[0].last_failure
     assert last is not None and (last.reason, last.exit_code) == (reason, 1)
 
@@ -200,28 +180,28 @@ def test_an_engine_that_can_not_start_is_told_in_its_words(starting: World, reas
 def test_the_engines_failure_is_told_before_pods_that_wait(starting: World) -> None:
     run_pods(starting, state="failed", reason="InvalidModel", message="no weights")
     pod_status(starting, "worker")
-    assert told(starting)[:2] == ("False", "InvalidModel")
+    assert starting.told()[:2] == ("False", "InvalidModel")
 
 
 def test_a_failing_rank_is_named_with_its_pod(starting: World) -> None:
     failure = {"reason": "InvalidModel", "message": "cut", "rank": 1, "pod": "w-1"}
     run_pods(starting, state="failed", reason="InvalidModel", lastFailure=failure)
-    assert told(starting)[2] == "rank 1 on pod w-1: cut"
+    assert starting.told()[2] == "rank 1 on pod w-1: cut"
 
 
 def test_readiness_is_the_pods_whatever_the_engine_says(make_running: MakeWorld) -> None:
     world = make_running()
     assert world.engines == {}
-    assert told(world)[0] == "True"
+    assert world.told()[0] == "True"
     world.set_pod(world.pod_of("0/1")["metadata"]["name"], ready=False)
     world.engines[world.pod_of("0/1")["metadata"]["uid"]] = {"state": "ready", "epoch": 1}
-    assert told(world)[:2] == ("False", Reason.ENGINE_NOT_READY)
+    assert world.told()[:2] == ("False", Reason.ENGINE_NOT_READY)
 
 
 def test_lost_workers_end_readiness_at_once(make_running: MakeWorld) -> None:
     world = make_running()
     world.remove("Pod", world.pod_of("0/1", "worker")["metadata"]["name"])
-    assert told(world) == ("False", Reason.WORKERS_LOST, "2 of 3 pods run")
+    assert world.told() == ("False", Reason.WORKERS_LOST, "2 of 3 pods run")
 
 
 def test_ranks_are_shown_failing_first_and_at_most_128(make_running: MakeWorld) -> None:
@@ -235,4 +215,4 @@ def test_ranks_are_shown_failing_first_and_at_most_128(make_running: MakeWorld) 
 
 def test_messages_are_cut_before_they_are_written(starting: World) -> None:
     run_pods(starting, state="failed", reason="InvalidModel", message="x" * 5000)
-    assert len(told(starting)[2]) == MAX_MESSAGE
+    assert len(starting.told()[2]) == MAX_MESSAGE

@@ -58,6 +58,7 @@ class Reason(StrEnum):
     QUOTA_EXCEEDED = "QuotaExceeded"
     PODS_REFUSED = "PodsRefused"
 
+    WAITING_FOR_KUBERAY = "WaitingForKubeRay"
     RAY_CLUSTER_NOT_CREATED = "RayClusterNotCreated"
     RAY_CLUSTER_NOT_OBSERVED = "RayClusterNotObserved"
     RAY_CLUSTER_INVALID = "RayClusterInvalid"
@@ -125,6 +126,9 @@ REASON_MEANING = {
     "again every 30 s.",
     Reason.PODS_REFUSED: "The API server refuses pods: PodSecurity, another admission policy, or "
     "a field that no pod may have.",
+    Reason.WAITING_FOR_KUBERAY: "KubeRay, which mostly answers within a second, has written no "
+    "status for 6 s: it is busy, just being installed or updated, not running, or watches other "
+    "namespaces.",
     Reason.RAY_CLUSTER_NOT_CREATED: "A RayCluster is about to be created.",
     Reason.RAY_CLUSTER_NOT_OBSERVED: "KubeRay has written no status for 30 s: it is not running, "
     "or watches other namespaces.",

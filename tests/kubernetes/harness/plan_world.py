@@ -23,13 +23,18 @@ from tpinference_operator.actions import (
     Plan,
     RecordStatus,
 )
-from tpinference_operator.api.status import TPInferenceStatus
+from tpinference_operator.api.status import Condition, TPInferenceStatus
 from tpinference_operator.observe import format_time, observe
 from tpinference_operator.observed import Children, KubeRay, Observed
 from tpinference_operator.plan import Defaults, plan
+from tpinference_operator.render.raycluster import Owner
 from tpinference_operator.status import compute_status
 
 Body = dict[str, Any]
+
+DEFAULTS = Defaults(image="example.test/engine:1", ray_version="2.60.0")
+OWNER = Owner(name="llm", namespace="ns", uid="owner-uid")
+"""The TPInference that the fixture make_tpi makes."""
 
 
 @dataclass
@@ -40,7 +45,7 @@ class World:
     """
 
     tpi: Body
-    defaults: Defaults = Defaults(image="example.test/engine:1", ray_version="2.60.0")
+    defaults: Defaults = DEFAULTS
     now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     served: KubeRay = KubeRay.SERVED
     objects: dict[str, dict[str, Body]] = field(default_factory=dict)
@@ -76,6 +81,14 @@ class World:
     def status(self) -> TPInferenceStatus:
         observed = self.observed()
         return compute_status(observed, plan(observed, self.defaults))
+
+    def conditions(self) -> dict[str, Condition]:
+        return {condition.type: condition for condition in self.status().conditions}
+
+    def told(self, kind: str = "Ready") -> tuple[str, str, str]:
+        """Status, reason and message of a condition."""
+        condition = self.conditions()[kind]
+        return condition.status, condition.reason, condition.message
 
     def plan_once(self, *, cut_after: int | None = None) -> list[str]:
         """Carries one plan out, or its first `cut_after` actions; says what was done. The status
@@ -256,7 +269,7 @@ class World:
             case DeleteChild():
                 return f"delete {action.kind.value}"
             case ApplyService():
-                return "create Service" if action.create else "apply Service"
+                return "apply Service" if action.uid else "create Service"
             case PatchPodLabel():
                 pod = self._pod_by_uid(action.uid)
                 return f"traffic {action.value} {_incarnation(pod)}"
