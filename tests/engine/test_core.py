@@ -308,19 +308,18 @@ def test_a_call_that_is_refused_is_answered_and_the_engine_lives(harness: Harnes
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("method", "args"),
     [
-        (RankDied("rank 0 exited with 9", rank=0), "GroupFailed"),
-        (InsufficientResources("no room for the cache"), "InsufficientResources"),
+        pytest.param("initialize", (7, 0), id="for a wrong argument"),
+        pytest.param("allocate_cache", ("many",), id="by a bug"),
     ],
 )
 def test_a_call_that_a_rank_fails_in_fails_the_engine(
-    harness: Harness, error: Exception, reason: str
+    harness: Harness, method: str, args: tuple[object, ...]
 ) -> None:
-    harness.executor.errors["idle"] = error
     harness.start()
-    harness.send(CallRanks(1, "idle", (), None))
-    assert harness.until(CoreFailed).failure.reason == reason
+    harness.send(CallRanks(1, method, args, None))
+    assert harness.until(CoreFailed).failure.reason == "GroupFailed"
 
 
 def test_a_canary_on_an_idle_engine_runs_one_token_and_shows_no_output(harness: Harness) -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from tpinference_engine.config import EngineConfig
 from tpinference_engine.errors import GroupFailed, InvalidConfig, MessageCorrupt, RankDied
-from tpinference_engine.executor.base import check_method
 from tpinference_engine.executor.uni import UniExecutor
 from tpinference_engine.runner.base import PendingTokens, Runner
 from tpinference_engine.runner.echo import EchoRunner
 from tpinference_engine.step import BlockAppend, ForwardRow, NewSlot, StepInput
+from tpinference_engine.worker import Worker
 
 MAX_MODEL_LEN = 16
 FLUSH = StepInput(0, 0, 0)
@@ -82,20 +82,38 @@ def test_one_step_is_in_flight_at_most(start: Callable[..., UniExecutor]) -> Non
 
 
 @pytest.mark.parametrize("method", ["nothing", "_check_turn", "__init__", ""])
-def test_only_public_methods_of_the_worker_may_be_called(method: str) -> None:
+def test_only_public_methods_of_the_worker_may_be_called(
+    start: Callable[..., UniExecutor], method: str
+) -> None:
+    executor = start()
     with pytest.raises(InvalidConfig, match=f"method is '{method}'"):
-        check_method(method)
+        executor.collective_rpc(method)
+    executor.submit(FLUSH)
 
 
 def test_a_call_that_the_rank_fails_in_is_the_groups(start: Callable[..., UniExecutor]) -> None:
-    check_method("allocate_cache")
-    with pytest.raises(
-        GroupFailed, match=r"rank 0 failed in allocate_cache: TypeError: .*"
-    ) as raised:
+    with pytest.raises(GroupFailed, match=r"rank 0 failed: TypeError: .*") as raised:
         start().collective_rpc("allocate_cache", ("many",))
     assert raised.value.rank == 0
-    with pytest.raises(InvalidConfig, match="rank is 7"):
+    with pytest.raises(GroupFailed, match="initialize failed on a rank: InvalidConfig: rank is 7"):
         start().collective_rpc("initialize", (7, 0))
+
+
+def test_no_call_passes_a_step_in_flight(start: Callable[..., UniExecutor]) -> None:
+    executor = start()
+    executor.submit(FLUSH)
+    with pytest.raises(AssertionError, match="an RPC is fenced"):
+        executor.collective_rpc("idle")
+
+
+def test_the_process_of_the_rank_is_settled_by_its_owner(
+    start: Callable[..., UniExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def settle(worker: Worker) -> None:
+        pytest.fail("it would freeze every object of the core's process, or of this one")
+
+    monkeypatch.setattr(Worker, "settle", settle)
+    start()
 
 
 def test_after_shutdown_it_is_a_dead_rank(start: Callable[..., UniExecutor]) -> None:

@@ -32,7 +32,7 @@ from tpinference_engine.engine.messages import (
 from tpinference_engine.engine.parts import BuildParts, ModelFacts
 from tpinference_engine.engine.status import CacheStatus, RequestCounts
 from tpinference_engine.errors import EngineBusy, InvalidConfig, RequestRefused, TPInferenceError
-from tpinference_engine.executor.base import Executor, Stage, check_method
+from tpinference_engine.executor.base import Executor, Stage
 from tpinference_engine.request import FinishReason, Request, RequestOutput, SamplingParams
 from tpinference_engine.scheduler.limits import SchedulerLimits
 from tpinference_engine.scheduler.scheduler import Scheduler
@@ -177,16 +177,15 @@ class EngineCore:
 
         A call that a rank failed in has lost the group, so what it raises ends the loop.
         """
-        try:
-            check_method(call.method)
-        except InvalidConfig as error:
-            self._emit(CallDone(call.call_id, error=str(error)))
-            return
         flush = scheduler.flush()
         if flush is not None:
             self._run_step(flush, executor, scheduler)
-        answers = executor.collective_rpc(call.method, call.args, call.timeout_s)
-        self._emit(CallDone(call.call_id, tuple(answers)))
+        try:
+            answers = executor.collective_rpc(call.method, call.args, call.timeout_s)
+        except InvalidConfig as error:  # There is no such method, and no rank was asked.
+            self._emit(CallDone(call.call_id, error=str(error)))
+        else:
+            self._emit(CallDone(call.call_id, tuple(answers)))
 
     def _answer_canaries(self) -> None:
         """Any token has been through all ranks; only an idle engine needs a request for one."""

@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from tpinference_engine.errors import InvalidConfig
 from tpinference_engine.step import StepInput, StepOutput
-from tpinference_engine.worker import Worker
 
 Stage = Literal["rayJoined", "weightsLoaded", "graphCompiled", "warmedUp"]
 """A part of start-up, named after what holds at its end. A backend without Ray or a graph leaves
@@ -34,12 +32,6 @@ class RankPlace:
     """The Kubernetes node, else Ray's node id."""
     device: str
     pid: int
-
-
-def check_method(method: str) -> None:
-    """Before anything is sent: raises InvalidConfig for what is no public method of a worker."""
-    if method.startswith("_") or not callable(getattr(Worker, method, None)):
-        raise InvalidConfig(f"method is {method!r}, must be a public method of the worker")
 
 
 class Executor(Protocol):
@@ -71,9 +63,9 @@ class Executor(Protocol):
     ) -> list[Any]:
         """Calls `method` of every rank's worker, answers in rank order.
 
-        The caller has asked `check_method`. One rule for every backend: a rank that raises has
-        lost the group, whatever it raises. That is raised here, as itself if it is one of the
-        engine's errors, as GroupFailed if not; the ranks are of no more use then.
+        Raises InvalidConfig, before anything is sent, for what is no public method. One rule for
+        every backend: a rank that raises has lost the group, whatever it raises. So all else is
+        raised as GroupFailed, and the ranks are of no more use then.
         """
 
     def check_alive(self) -> None:

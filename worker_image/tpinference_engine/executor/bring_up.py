@@ -17,7 +17,7 @@ from tpinference_engine.errors import (
     StepTimedOut,
     TPInferenceError,
 )
-from tpinference_engine.executor.base import BeginStage
+from tpinference_engine.executor.base import BeginStage, RankPlace
 from tpinference_engine.executor.deadline import Deadline
 from tpinference_engine.worker import Worker
 
@@ -44,6 +44,14 @@ def startup_deadline(config: EngineConfig) -> Iterator[Deadline]:
         ) from error
 
 
+def read_places(call: CallRanks, num_ranks: int) -> tuple[RankPlace, ...]:
+    """Of ranks that are numbered before they are asked, as all are without Ray."""
+    return tuple(
+        RankPlace(rank, str(p["pod"]), str(p["node"]), str(p["device"]), int(p["pid"]))
+        for rank, p in enumerate(call("place", [()] * num_ranks))
+    )
+
+
 def bring_up(
     call: CallRanks,
     ranks_on_node: Sequence[int],
@@ -66,7 +74,8 @@ def bring_up(
         compile_graph()
     begin_stage("warmedUp")
     call("warm_up", everybody)
-    call("settle", everybody)
+    if config.distributed_executor_backend != "uni":
+        call("settle", everybody)  # Else the rank's process is the engine core's.
     return num_blocks
 
 

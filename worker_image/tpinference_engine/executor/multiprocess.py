@@ -21,7 +21,6 @@ from tpinference_engine.errors import (
     StepTimedOut,
     TPInferenceError,
 )
-from tpinference_engine.executor.acknowledgement import reconcile_outputs
 from tpinference_engine.executor.base import BeginStage, RankPlace
 from tpinference_engine.executor.bring_up import (
     Arguments,
@@ -29,14 +28,16 @@ from tpinference_engine.executor.bring_up import (
     as_it_is,
     bring_up,
     check_rpc_method,
+    read_places,
     rpc_failure,
     startup_deadline,
 )
 from tpinference_engine.executor.deadline import Deadline
 from tpinference_engine.executor.rank_process import run_rank
+from tpinference_engine.executor.step_in_flight import StepInFlight
 from tpinference_engine.exit_code import signal_name
 from tpinference_engine.runner.base import RunnerFactory
-from tpinference_engine.step import StepInput, StepOutput, decode_output, encode_input
+from tpinference_engine.step import StepInput, StepOutput
 from tpinference_engine.transport.shared_memory import SharedMemoryTransport
 
 _NAMING_S = 1.0
@@ -67,58 +68,39 @@ class MultiprocessExecutor:
         self._limits = config.step_limits(max_model_len)
         self._runner_factory = runner_factory
         self._ranks: list[_Rank] = []
-        self._places: tuple[RankPlace, ...] = ()
         self._transport: SharedMemoryTransport | None = None
-        self._in_flight: StepInput | None = None
+        self._in_flight = StepInFlight(self._limits)
         self._failure: TPInferenceError | None = None
-        self._num_blocks = 0
+        self.places: tuple[RankPlace, ...] = ()
+        self.num_blocks = 0
 
     def start(self, begin_stage: BeginStage) -> None:
         with startup_deadline(self._config) as deadline:
             self._spawn()
+
+            def call(method: str, arguments: Sequence[Arguments]) -> list[Any]:
+                return self._call(method, arguments, deadline.remaining_s)
+
             size = len(self._ranks)
-            places = self._call("place", [()] * size, deadline.remaining_s)
-            self._places = tuple(
-                RankPlace(rank, str(p["pod"]), str(p["node"]), str(p["device"]), int(p["pid"]))
-                for rank, p in enumerate(places)
-            )
-            self._num_blocks = bring_up(
-                lambda method, arguments: self._call(method, arguments, deadline.remaining_s),
-                [size] * size,
-                self._config,
-                begin_stage,
-            )
-
-    @property
-    def num_blocks(self) -> int:
-        return self._num_blocks
-
-    @property
-    def places(self) -> tuple[RankPlace, ...]:
-        return self._places
+            self.places = read_places(call, size)
+            self.num_blocks = bring_up(call, [size] * size, self._config, begin_stage)
 
     def submit(self, step: StepInput) -> None:
         self.check_alive()
         assert self._transport is not None, "start has returned"
-        assert self._in_flight is None, f"step {step.step_id} while another is in flight"
-        payload = encode_input(step)
-        self._limits.check_input(payload)
-        self._transport.submit(payload)
-        self._in_flight = step
+        self._transport.submit(self._in_flight.pack(step))
 
     def collect(self) -> StepOutput:
-        assert self._transport is not None and self._in_flight is not None, "submit came before"
-        step, self._in_flight = self._in_flight, None
+        assert self._transport is not None and self._in_flight, "submit came before"
         try:
-            answers = self._transport.result(self._config.step_timeout_s)
-            return reconcile_outputs(step, [decode_output(answer) for answer in answers])
+            return self._in_flight.unpack(self._transport.result(self._config.step_timeout_s))
         except TPInferenceError as error:
             self._fail(error)
 
     def collective_rpc(
         self, method: str, args: Sequence[Any] = (), timeout_s: float | None = None
     ) -> list[Any]:
-        assert self._in_flight is None, "an RPC is fenced: no step is in flight"
+        assert not self._in_flight, "an RPC is fenced: no step is in flight"
         check_rpc_method(method)
         arguments = [tuple(args)] * len(self._ranks)
         return self._call(method, arguments, timeout_s, partial(rpc_failure, method))

@@ -11,7 +11,6 @@ from typing import Any
 
 from tpinference_engine.config import EngineConfig
 from tpinference_engine.errors import TPInferenceError, cause_for
-from tpinference_engine.executor.acknowledgement import reconcile_outputs
 from tpinference_engine.executor.base import BeginStage, RankPlace
 from tpinference_engine.executor.bring_up import (
     bring_up,
@@ -27,8 +26,9 @@ from tpinference_engine.executor.semaphores import (
     sweep_dead_semaphores,
     unlink_semaphores,
 )
+from tpinference_engine.executor.step_in_flight import StepInFlight
 from tpinference_engine.runner.base import RunnerFactory
-from tpinference_engine.step import StepInput, StepOutput, decode_output, encode_input
+from tpinference_engine.step import StepInput, StepOutput
 from tpinference_engine.transport.actor_call import ActorCallTransport
 from tpinference_engine.transport.base import StepTransport
 from tpinference_engine.transport.compiled_graph import CompiledGraphTransport
@@ -48,17 +48,17 @@ class RayExecutor:
         self._cluster = RayCluster(config.ray_address, config.tensor_parallel_size)
         self._group = RankGroup(config, self._cluster)
         self._transport: StepTransport | None = None
-        self._in_flight: StepInput | None = None
-        self._num_blocks = 0
+        self._in_flight = StepInFlight(self._limits)
         self._graph_names_linked = False
         self._names_before: frozenset[str] = frozenset()
+        self.num_blocks = 0
 
     def start(self, begin_stage: BeginStage) -> None:
         with startup_deadline(self._config) as deadline:
             begin_stage("rayJoined")
             self._cluster.join(deadline)
             self._group.place(self._runner_factory, deadline)
-            self._num_blocks = bring_up(
+            self.num_blocks = bring_up(
                 lambda method, arguments: self._group.call_workers(
                     method, arguments, deadline.remaining_s
                 ),
@@ -69,32 +69,23 @@ class RayExecutor:
             )
 
     @property
-    def num_blocks(self) -> int:
-        return self._num_blocks
-
-    @property
     def places(self) -> tuple[RankPlace, ...]:
         return self._group.places
 
     def submit(self, step: StepInput) -> None:
         self._group.check_alive()
         assert self._transport is not None, "start has returned"
-        assert self._in_flight is None, "one call in flight at most"
-        payload = encode_input(step)
-        self._limits.check_input(payload)
+        payload = self._in_flight.pack(step)
         try:
             self._transport.submit(payload)
         except TPInferenceError as error:
             failure = self._group.fail(error)
             raise failure from cause_for(failure, error)
-        self._in_flight = step
 
     def collect(self) -> StepOutput:
-        assert self._transport is not None and self._in_flight is not None, "submit came before"
-        step, self._in_flight = self._in_flight, None
+        assert self._transport is not None and self._in_flight, "submit came before"
         try:
-            answers = self._transport.result(self._config.step_timeout_s)
-            output = reconcile_outputs(step, [decode_output(answer) for answer in answers])
+            output = self._in_flight.unpack(self._transport.result(self._config.step_timeout_s))
         except TPInferenceError as error:
             failure = self._group.fail(error)
             raise failure from cause_for(failure, error)
@@ -105,7 +96,7 @@ class RayExecutor:
     def collective_rpc(
         self, method: str, args: Sequence[Any] = (), timeout_s: float | None = None
     ) -> list[Any]:
-        assert self._in_flight is None, "an RPC is fenced: no step is in flight"
+        assert not self._in_flight, "an RPC is fenced: no step is in flight"
         check_rpc_method(method)
         return self._group.call_workers(
             method,

@@ -10,11 +10,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from tpinference_engine.config import EngineConfig
-from tpinference_engine.errors import GroupFailed, RankDied, TPInferenceError
-from tpinference_engine.executor.acknowledgement import reconcile_outputs
+from tpinference_engine.errors import RankDied, TPInferenceError, cause_for
 from tpinference_engine.executor.base import BeginStage, RankPlace
+from tpinference_engine.executor.bring_up import (
+    Arguments,
+    bring_up,
+    check_rpc_method,
+    read_places,
+    rpc_failure,
+)
+from tpinference_engine.executor.step_in_flight import StepInFlight
 from tpinference_engine.runner.base import RunnerFactory
-from tpinference_engine.step import StepInput, StepOutput, decode_output, encode_input
+from tpinference_engine.step import StepInput, StepOutput
 from tpinference_engine.worker import Worker
 
 
@@ -27,73 +34,36 @@ class UniExecutor:
     ) -> None:
         """`runner_factory` None = the model."""
         self._config = config
-        self._limits = config.step_limits(max_model_len)
         self._runner_factory = runner_factory
         self._worker: Worker | None = None
-        self._places: tuple[RankPlace, ...] = ()
-        self._num_blocks = 0
-        self._in_flight: tuple[StepInput, bytes] | None = None
+        self._in_flight = StepInFlight(config.step_limits(max_model_len))
+        self._answer = b""
+        self.places: tuple[RankPlace, ...] = ()
+        self.num_blocks = 0
 
     def start(self, begin_stage: BeginStage) -> None:
-        self._worker = worker = Worker(self._config, self._runner_factory)
-        place = worker.place()
-        self._places = (
-            RankPlace(
-                rank=0,
-                pod=str(place["pod"]),
-                node=str(place["node"]),
-                device=str(place["device"]),
-                pid=int(place["pid"]),
-            ),
-        )
-        begin_stage("weightsLoaded")
-        worker.initialize(0, self._config.epoch)
-        worker.load_model()
-        begin_stage("warmedUp")
-        self._num_blocks = self._config.num_gpu_blocks_override or worker.cache_capacity()
-        worker.allocate_cache(self._num_blocks)
-        worker.warm_up()
-
-    @property
-    def num_blocks(self) -> int:
-        return self._num_blocks
-
-    @property
-    def places(self) -> tuple[RankPlace, ...]:
-        return self._places
+        self._worker = Worker(self._config, self._runner_factory)
+        self.places = read_places(self._call, 1)
+        self.num_blocks = bring_up(self._call, [1], self._config, begin_stage)
 
     def submit(self, step: StepInput) -> None:
-        assert self._in_flight is None, f"step {step.step_id} while another is in flight"
-        payload = encode_input(step)
-        self._limits.check_input(payload)
         worker = self._require_worker()
-        try:
-            self._in_flight = step, worker.step(payload)
-        except TPInferenceError:
-            raise
-        except Exception as error:
-            raise GroupFailed(
-                f"rank 0 failed in step {step.step_id}: {type(error).__name__}: {error}", rank=0
-            ) from error
+        self._answer = worker.step(self._in_flight.pack(step))
 
     def collect(self) -> StepOutput:
-        assert self._in_flight is not None, "no step is in flight"
-        (step, answer), self._in_flight = self._in_flight, None
-        return reconcile_outputs(step, [decode_output(answer)])
+        return self._in_flight.unpack([self._answer])
 
     def collective_rpc(
         self, method: str, args: Sequence[Any] = (), timeout_s: float | None = None
     ) -> list[Any]:
         """The time limit has no use here: nobody could be waiting for it but this thread."""
-        worker = self._require_worker()
+        assert not self._in_flight, "an RPC is fenced: no step is in flight"
+        check_rpc_method(method)
         try:
-            return [getattr(worker, method)(*args)]
-        except TPInferenceError:
-            raise
-        except Exception as error:
-            raise GroupFailed(
-                f"rank 0 failed in {method}: {type(error).__name__}: {error}", rank=0
-            ) from error
+            return self._call(method, [tuple(args)])
+        except TPInferenceError as error:
+            failure = rpc_failure(method, error)
+            raise failure from cause_for(failure, error)
 
     def check_alive(self) -> None:
         self._require_worker()
@@ -102,6 +72,11 @@ class UniExecutor:
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()
+
+    def _call(self, method: str, arguments: Sequence[Arguments]) -> list[Any]:
+        worker = self._require_worker()
+        with worker.naming_errors():
+            return [getattr(worker, method)(*given) for given in arguments]
 
     def _require_worker(self) -> Worker:
         if self._worker is None:
