@@ -90,13 +90,20 @@ class RayCluster:
     def _start_local(self) -> None:
         sweep_local_folders(Path(tempfile.gettempdir()))
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_TEMP_PREFIX}{os.getpid()}-"))
-        ray.init(
-            address="local",
-            num_cpus=self._num_ranks,
-            include_dashboard=False,
-            object_store_memory=_LOCAL_OBJECT_STORE_BYTES,
-            _temp_dir=str(self._folder),
-        )
+        try:
+            _init(
+                address="local",
+                num_cpus=self._num_ranks,
+                include_dashboard=False,
+                object_store_memory=_LOCAL_OBJECT_STORE_BYTES,
+                _temp_dir=str(self._folder),
+            )
+        except RanksNotPlaced as error:
+            raise RanksNotPlaced(
+                f"a local Ray could not be started: {error}; if it took too long, start the engine "
+                "again when the machine is less busy; a running cluster can be given as "
+                "ray_address, and distributed_executor_backend 'mp' needs no Ray"
+            ) from error
 
 
 def sweep_local_folders(parent: Path) -> None:
@@ -107,6 +114,15 @@ def sweep_local_folders(parent: Path) -> None:
             shutil.rmtree(folder, onerror=_log_kept_file)
 
 
+def _init(**arguments: Any) -> None:
+    """`ray.init`, whose failures have no class in common: a start too slow is a bare Exception."""
+    try:
+        ray.init(**arguments)
+    except Exception as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        raise RanksNotPlaced(f"{type(error).__name__}: {said}") from error
+
+
 def _connect(address: str, deadline: Deadline) -> None:
     """A head answers before its own raylet is registered, so this retries."""
     pause = threading.Event()
@@ -114,9 +130,9 @@ def _connect(address: str, deadline: Deadline) -> None:
         try:
             # Ray's own attempt takes minutes to give up on a port where nobody listens.
             _probe(address)
-            ray.init(address=address)
+            _init(address=address)
             return
-        except (OSError, RuntimeError) as error:
+        except (OSError, RanksNotPlaced) as error:
             ray.shutdown()
             if deadline.remaining_s < _JOIN_RETRY_S:
                 raise RanksNotPlaced(f"no Ray cluster at {address!r}: {error}") from error
