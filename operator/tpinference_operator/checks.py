@@ -82,7 +82,7 @@ def _unnoticed(
     group: Group, observed: Observed, after: timedelta, reason: Reason
 ) -> Problem | None:
     cluster = group.cluster
-    if cluster is None or cluster.has_status or group.pods:
+    if cluster is None or cluster.has_status or group.pods or kuberay_refuses(group, observed):
         return None
     if observed.now - cluster.meta.created < after:
         return None

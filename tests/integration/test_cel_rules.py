@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import yaml
 from embedded.control_plane import ControlPlane
 from embedded.errors import CommandFailed
+from harness.merge import merge
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES: list[dict[str, Any]] = yaml.safe_load(
@@ -18,14 +19,6 @@ CASES: list[dict[str, Any]] = yaml.safe_load(
 )
 
 Create = Callable[[dict[str, Any]], str]
-
-
-def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(old)
-    for key, value in new.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = merge(merged[key], value) if both else value
-    return merged
 
 
 @pytest.fixture

@@ -187,16 +187,8 @@ def test_a_namespace_that_is_deleted_goes(
     ready()
     path = f"/api/v1/namespaces/{client.namespace}"
     client.request("DELETE", path)
-    eventually("the namespace to go", lambda: is_gone(client, path), timeout_s=90)
+    eventually("the namespace to go", lambda: client.is_gone(path), timeout_s=90)
     assert operator.is_running or operator.exit_code == 3
-
-
-def is_gone(client: Any, path: str) -> bool:
-    try:
-        client.request("GET", path)
-    except Exception as error:
-        return getattr(error, "code", 0) == 404
-    return False
 
 
 def foreign_object(plural: str, client: Any, make_tpi: Any, operator: Any) -> Any:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from harness.merge import merge
 from harness.plan_world import World
 
 from tpinference_operator import names
@@ -103,7 +104,7 @@ class FakeApiServer:
             is_now = live["metadata"][field_name]
             if request.body["metadata"].get(field_name, is_now) != is_now:
                 return _status(409, "Conflict")
-        return Answer(200, self._store(request.path, _merge(live, request.body)))
+        return Answer(200, self._store(request.path, merge(live, request.body)))
 
     def _delete(self, request: Request) -> Answer:
         live = self.objects.get(request.path)
@@ -117,14 +118,6 @@ class FakeApiServer:
 
 def _involved(body: Body) -> str:
     return str((body.get("involvedObject") or {}).get("uid", ""))
-
-
-def _merge(old: Body, new: Body) -> Body:
-    merged = dict(old)
-    for key, value in new.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged
 
 
 @pytest.fixture
@@ -167,7 +160,7 @@ def make_tpi() -> MakeTpi:
                 "resourceVersion": "1",
                 "creationTimestamp": "2026-01-01T00:00:00Z",
             },
-            "spec": _merge(small, spec),
+            "spec": merge(small, spec),
         }
 
     return make

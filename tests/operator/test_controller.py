@@ -53,6 +53,11 @@ class Work:
                 await self.changed.wait()
 
 
+def work_that_fails_once() -> Work:
+    failures = iter([ApiUnavailable("down")])
+    return Work(answer=lambda _: next(failures, None))
+
+
 async def nothing() -> None:
     return
 
@@ -138,8 +143,7 @@ async def test_a_failure_is_tried_again_and_stops_nobody_else(error: Exception) 
 
 
 async def test_events_do_not_cut_a_back_off_short_but_a_new_generation_does() -> None:
-    failures = iter([ApiUnavailable("down")])
-    work = Work(answer=lambda _: next(failures, None))
+    work = work_that_fails_once()
     async with running(work, first_backoff_s=100) as controller:
         controller.enqueue_owner(A, 1)
         await work.seen(1)
@@ -156,8 +160,7 @@ async def test_events_do_not_cut_a_back_off_short_but_a_new_generation_does() ->
 async def test_what_came_during_a_failed_try_waits_unless_it_is_a_new_generation(
     generation: int, num_calls: int
 ) -> None:
-    failures = iter([ApiUnavailable("down")])
-    work = Work(answer=lambda _: next(failures, None))
+    work = work_that_fails_once()
     work.gate.clear()
     async with running(work, first_backoff_s=100) as controller:
         controller.enqueue_owner(A, 1)
@@ -172,8 +175,7 @@ async def test_what_came_during_a_failed_try_waits_unless_it_is_a_new_generation
 
 
 async def test_an_object_that_goes_while_it_backs_off_is_looked_at_and_forgotten() -> None:
-    failures = iter([ApiUnavailable("down")])
-    work = Work(answer=lambda _: next(failures, None))
+    work = work_that_fails_once()
     async with running(work, first_backoff_s=100) as controller:
         controller.enqueue_owner(A, 1)
         await work.seen(1)

@@ -233,6 +233,8 @@ def test_kuberays_refusal_is_told_in_its_words(make_world: MakeWorld) -> None:
         "The RayCluster spec is invalid: no",
     )
     assert "Stalled" in world.conditions()
+    world.now += timedelta(minutes=1)
+    assert world.told("Scheduled")[1] == Reason.WAITING_FOR_PODS
 
 
 # Several groups, updates, the route

@@ -62,14 +62,21 @@ class Serving:
         self, kind: str, status: str, reason: str | None = None, *, timeout_s: float
     ) -> dict[str, Any]:
         """The condition, once it has this status and reason."""
-
-        def look() -> dict[str, Any] | None:
-            seen = self.condition(kind)
-            wanted = seen.get("status") == status and reason in (None, seen.get("reason"))
-            return seen if wanted else None
-
         what = f"{self.name} to be {kind}={status}" + (f" ({reason})" if reason else "")
-        return wait_for(what, look, timeout_s=timeout_s, describe=self.explain)
+        return wait_for(
+            what,
+            lambda: self.find_condition(kind, status, reason),
+            timeout_s=timeout_s,
+            describe=self.explain,
+        )
+
+    def find_condition(
+        self, kind: str, status: str, reason: str | None = None
+    ) -> dict[str, Any] | None:
+        """The condition if it has this status and reason now."""
+        seen = self.condition(kind)
+        wanted = seen.get("status") == status and reason in (None, seen.get("reason"))
+        return seen if wanted else None
 
     def explain(self) -> str:
         """All that a person would look at next: status, pods, events."""

@@ -88,6 +88,15 @@ class ClusterClient:
             with error:
                 raise Refused(error.code, parse(error.read())) from error
 
+    def is_gone(self, path: str) -> bool:
+        try:
+            self.request("GET", path)
+        except Refused as error:
+            if error.code == 404:
+                return True
+            raise
+        return False
+
     def path(self, plural: str, name: str = "") -> str:
         base = f"{PATHS[plural]}/namespaces/{self.namespace}/{plural}"
         return f"{base}/{name}" if name else base
@@ -132,21 +141,28 @@ class ClusterClient:
     ) -> Body:
         """Waits for it with the current generation, as `kubectl wait` does."""
 
-        def look() -> Body | None:
-            generation = (self.get("tpinferences", name) or {}).get("metadata", {})
-            seen = self.condition(name, kind)
-            good = (
-                seen.get("status") == status
-                and reason in (None, seen.get("reason"))
-                and seen.get("observedGeneration") == generation.get("generation")
-            )
-            return seen if good else None
-
         def tell() -> str:
             return f"{self.describe(name)}\n{describe()}"
 
-        what = f"{name}: {kind}={status} {reason or ''}"
-        return wait_for(what, look, timeout_s=timeout_s, describe=tell)
+        return wait_for(
+            f"{name}: {kind}={status} {reason or ''}",
+            lambda: self.find_condition(name, kind, status, reason),
+            timeout_s=timeout_s,
+            describe=tell,
+        )
+
+    def find_condition(
+        self, name: str, kind: str, status: str, reason: str | None = None
+    ) -> Body | None:
+        """The condition if it is like this now, and about the current generation."""
+        generation = (self.get("tpinferences", name) or {}).get("metadata", {}).get("generation")
+        seen = self.condition(name, kind)
+        good = (
+            seen.get("status") == status
+            and reason in (None, seen.get("reason"))
+            and seen.get("observedGeneration") == generation
+        )
+        return seen if good else None
 
     def describe(self, name: str) -> str:
         """What there is, for a failed wait."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from harness.merge import merge
+
 from tpinference_operator import names
 from tpinference_operator.actions import (
     Action,
@@ -212,7 +214,7 @@ class World:
         del self.objects[kind][name]
 
     def change(self, **spec: Any) -> None:
-        self.tpi["spec"] = _merge(self.tpi["spec"], spec)
+        self.tpi["spec"] = merge(self.tpi["spec"], spec)
         self.tpi["metadata"]["generation"] += 1
 
     def incarnations(self) -> list[str]:
@@ -244,7 +246,7 @@ class World:
                 name = action.manifest["metadata"]["name"]
                 live = self.objects.setdefault("Service", {}).get(name, {})
                 # The selector is one value to server-side apply, and ports are ours here.
-                self.add("Service", {**_merge(live, dict(action.manifest)), **_spec_of(action)})
+                self.add("Service", {**merge(live, dict(action.manifest)), **_spec_of(action)})
             case PatchPodLabel():
                 pod = self.objects["Pod"][action.pod]
                 pod["metadata"]["labels"][action.label] = action.value
@@ -298,11 +300,3 @@ def _incarnation(body: Body) -> str:
 def _is_ready(pod: Body) -> bool:
     conditions = pod["status"].get("conditions", ())
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-
-
-def _merge(old: Body, new: Body) -> Body:
-    merged = dict(old)
-    for key, value in new.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged
