@@ -22,6 +22,8 @@ from tpinference_engine.config import (
 )
 from tpinference_engine.errors import InvalidConfig
 
+_MODEL_HELP = "a Hugging Face model directory"
+
 
 class Parser(argparse.ArgumentParser):
     """Raises what it refuses, so that whoever waits for the engine's failure can be told too."""
@@ -30,7 +32,7 @@ class Parser(argparse.ArgumentParser):
         raise InvalidConfig(message)
 
 
-class _HelpFormatter(argparse.HelpFormatter):
+class HelpFormatter(argparse.HelpFormatter):
     """Shows a default where there is one to show."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
@@ -43,44 +45,61 @@ def parse_serve(
 ) -> tuple[EngineConfig, ServerConfig]:
     """Configs of `serve <argv>`. Raises InvalidConfig that says what is allowed."""
     args = serve_parser().parse_args(argv)
-    return _engine_config(args, environ), _server_config(args, environ)
+    config = engine_config(args, environ)
+    if args.served_model_name:
+        config = replace(config, served_model_name=tuple(args.served_model_name))
+    return config, _server_config(args, environ)
 
 
 def serve_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="tpinference-engine serve",
         description="Serve one model over the OpenAI API on a tensor-parallel group of ranks.",
-        formatter_class=_HelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
-    _add_model_flags(parser.add_argument_group("model"))
-    _add_parallel_flags(parser.add_argument_group("ranks"))
-    _add_step_flags(parser.add_argument_group("steps and cache"))
-    _add_server_flags(parser.add_argument_group("HTTP and life"))
-    return parser
-
-
-def _add_model_flags(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("model", type=Path, metavar="MODEL_DIR", help="a Hugging Face model directory")
-    add(
+    model = parser.add_argument_group("model")
+    model.add_argument("model", type=Path, metavar="MODEL_DIR", help=_MODEL_HELP)
+    model.add_argument(
         "--served-model-name",
         nargs="+",
         metavar="NAME",
         default=None,
         help="names clients may use, the first one is in answers (default: the directory's name)",
     )
+    _add_model_flags(model)
+    _add_parallel_flags(parser.add_argument_group("ranks"))
+    _add_step_flags(parser.add_argument_group("steps and cache"))
+    life = parser.add_argument_group("HTTP and life")
+    _add_start_flags(life)
+    _add_server_flags(life)
+    return parser
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """All that `serve` has for its engine, for a command that runs one and serves nobody."""
+    model = parser.add_argument_group("model")
+    model.add_argument("--model", type=Path, metavar="MODEL_DIR", required=True, help=_MODEL_HELP)
+    _add_model_flags(model)
+    ranks = parser.add_argument_group("ranks")
+    _add_parallel_flags(ranks)
+    _add_start_flags(ranks)
+    _add_step_flags(parser.add_argument_group("steps and cache"))
+
+
+def _add_model_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add("--dtype", choices=get_args(Dtype), default="auto", help="auto = the checkpoint's own")
     add(
         "--max-model-len",
         metavar="N",
-        type=_whole(1),
+        type=whole(1),
         help="tokens of prompt and output (default: the model's)",
     )
     add(
         "--seed",
         metavar="N",
-        type=_whole(None),
+        type=whole(None),
         default=0,
         help="of the seeds that unseeded requests get",
     )
@@ -89,11 +108,11 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
 def _add_parallel_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--device", choices=get_args(Device), default="cuda", help="where ranks compute")
-    add("--tensor-parallel-size", "-tp", metavar="N", type=_whole(1), default=1, help="ranks")
+    add("--tensor-parallel-size", "-tp", metavar="N", type=whole(1), default=1, help="ranks")
     add(
         "--ranks-per-node",
         metavar="N",
-        type=_whole(1),
+        type=whole(1),
         help="ranks a Ray node holds (default: what fits)",
     )
     add(
@@ -121,7 +140,7 @@ def _add_parallel_flags(group: argparse._ArgumentGroup) -> None:
     add(
         "--epoch",
         metavar="N",
-        type=_whole(0),
+        type=whole(0),
         help="incarnation of the group (default: TPINFERENCE_EPOCH, else 0)",
     )
 
@@ -131,107 +150,111 @@ def _add_step_flags(group: argparse._ArgumentGroup) -> None:
     add(
         "--max-num-seqs",
         metavar="N",
-        type=_whole(1),
+        type=whole(1),
         default=256,
         help="requests in one step at most",
     )
     add(
         "--max-num-batched-tokens",
         metavar="N",
-        type=_whole(1),
+        type=whole(1),
         default=2048,
         help="tokens of one step at most",
     )
-    add("--block-size", metavar="N", type=_whole(1), default=16, help="tokens of a cache block")
+    add("--block-size", metavar="N", type=whole(1), default=16, help="tokens of a cache block")
     add(
         "--num-gpu-blocks-override",
         metavar="N",
-        type=_whole(1),
+        type=whole(1),
         help="cache blocks (default: what fits)",
     )
     add(
         "--gpu-memory-utilization",
         metavar="SHARE",
-        type=_number,
+        type=number,
         default=0.9,
         help="share of a GPU's memory that weights and cache may take",
     )
     add(
         "--kv-cache-memory-bytes",
         metavar="N",
-        type=_whole(1),
+        type=whole(1),
         help="cache of one rank (default: from --gpu-memory-utilization; on cpu 1 GiB)",
     )
     add(
         "--step-timeout",
         metavar="SECONDS",
-        type=_number,
+        type=number,
         default=300.0,
         help="seconds until a step fails the group",
+    )
+
+
+def _add_start_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--startup-timeout",
+        metavar="SECONDS",
+        type=number,
+        default=3600.0,
+        help="seconds until a start has failed",
     )
 
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--host", default="0.0.0.0", help="address of both ports")
-    add("--port", metavar="N", type=_whole(0), default=8000, help="OpenAI routes")
+    add("--port", metavar="N", type=whole(0), default=8000, help="OpenAI routes")
     add(
         "--admin-port",
         metavar="N",
-        type=_whole(0),
+        type=whole(0),
         default=8001,
         help="probes, status, metrics, drain",
     )
     add(
-        "--startup-timeout",
-        metavar="SECONDS",
-        type=_number,
-        default=3600.0,
-        help="seconds until a start has failed",
-    )
-    add(
         "--shutdown-timeout",
         metavar="SECONDS",
-        type=_number,
+        type=number,
         default=60.0,
         help="seconds that requests have to finish in after SIGTERM",
     )
     add(
         "--max-queued-requests",
         metavar="N",
-        type=_whole(1),
+        type=whole(1),
         default=1024,
         help="more are answered with 429",
     )
     add(
         "--canary-interval",
         metavar="SECONDS",
-        type=_number,
+        type=number,
         default=15.0,
         help="seconds between canary tokens",
     )
     add(
         "--canary-timeout",
         metavar="SECONDS",
-        type=_number,
+        type=number,
         default=30.0,
         help="seconds a canary token may take",
     )
     add(
         "--canary-failure-threshold",
         metavar="N",
-        type=_whole(1),
+        type=whole(1),
         default=3,
         help="in a row, then not ready",
     )
 
 
-def _engine_config(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineConfig:
+def engine_config(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineConfig:
+    """Of the flags that `serve` and `add_engine_flags` share. Raises InvalidConfig."""
     engine_id = args.engine_id or environ.get("TPINFERENCE_ENGINE_ID") or "engine"
     epoch = args.epoch if args.epoch is not None else _environment_epoch(environ)
     return EngineConfig(
         model=args.model,
-        served_model_name=tuple(args.served_model_name or (args.model.resolve().name,)),
+        served_model_name=(args.model.resolve().name,),
         dtype=args.dtype,
         device=args.device,
         tensor_parallel_size=args.tensor_parallel_size,
@@ -285,7 +308,9 @@ def _environment_epoch(environ: Mapping[str, str]) -> int:
     return int(text)
 
 
-def _whole(minimum: int | None) -> Callable[[str], int]:
+def whole(minimum: int | None) -> Callable[[str], int]:
+    """A flag's type that says what is allowed."""
+
     def parse(text: str) -> int:
         bound = "" if minimum is None else f", at least {minimum}"
         try:
@@ -301,7 +326,7 @@ def _whole(minimum: int | None) -> Callable[[str], int]:
     return parse
 
 
-def _number(text: str) -> float:
+def number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
