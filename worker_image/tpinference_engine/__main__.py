@@ -1,4 +1,4 @@
-"""The engine's command: `serve` runs an engine, `supervise` runs a pod.
+"""The engine's command: `serve` runs an engine, `supervise` a pod, `bench` measures.
 
 Each imports what it needs when it is chosen, as the supervisor has to stay small.
 """
@@ -20,6 +20,7 @@ Tensor-parallel LLM serving on Ray.
 commands:
   serve      serve one model over the OpenAI API
   supervise  run Ray, and on a head pod the engine, as process 1 of a container
+  bench      measure an engine: latency, throughput, or a server under load
 
 'tpinference-engine COMMAND --help' shows a command's flags.
 """
@@ -33,15 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    runs = {"serve": _serve, "supervise": _supervise, "bench": _bench}
     parser.add_argument("--version", action="version", version=version("tpinference"))
-    parser.add_argument("command", choices=("serve", "supervise"), metavar="COMMAND")
+    parser.add_argument("command", choices=tuple(runs), metavar="COMMAND")
     chosen = parser.parse_args(arguments[:1])
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    run = _serve if chosen.command == "serve" else _supervise
     try:
-        return run(arguments[1:], os.environ)
+        return runs[chosen.command](arguments[1:], os.environ)
     except InvalidConfig as error:
         print(f"tpinference-engine {chosen.command}: error: {error}", file=sys.stderr)
         return _USAGE_ERROR
@@ -69,6 +70,15 @@ def _supervise(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     config = parse_supervise(argv, environ)
     return Supervisor(config, environ, count_rank_processes).run()
+
+
+def _bench(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    from tpinference_engine.bench.command_line import parse_bench
+
+    bench = parse_bench(argv, environ)
+    from tpinference_engine.bench.run import run
+
+    return run(bench)
 
 
 if __name__ == "__main__":
