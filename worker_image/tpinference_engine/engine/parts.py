@@ -13,6 +13,7 @@ from tpinference_engine.config import EngineConfig
 from tpinference_engine.executor.base import Executor
 from tpinference_engine.executor.factory import make_executor
 from tpinference_engine.model.config import read_model_config
+from tpinference_engine.model.weight_files import check_weight_files
 from tpinference_engine.runner import echo
 
 
@@ -36,6 +37,8 @@ BuildParts = Callable[[EngineConfig], EngineParts]
 def build_parts(config: EngineConfig) -> EngineParts:
     """The real thing: the model directory on the backend that the config names."""
     model = read_model_config(config.model)
+    # Ranks would tell it too, but only once Ray and all of them are up.
+    check_weight_files(config.model)
     max_model_len = model.limit_model_len(config.max_model_len)
     return EngineParts(
         executor=make_executor(config, max_model_len),

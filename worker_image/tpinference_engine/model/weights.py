@@ -5,20 +5,22 @@ Files are mapped and only the wanted slice is copied, so no rank ever holds the 
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from tpinference_engine.errors import InvalidModel
 from tpinference_engine.model.shard import Span
-
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
+from tpinference_engine.model.weight_files import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    open_weights,
+    read_index,
+)
 
 
 class Checkpoint:
@@ -28,7 +30,7 @@ class Checkpoint:
         self._directory = directory
         self._stack = ExitStack()
         self._open: dict[str, Any] = {}
-        self._file_of = _read_index(directory)
+        self._file_of = read_index(directory)
 
     def __enter__(self) -> Self:
         return self
@@ -71,28 +73,6 @@ class Checkpoint:
 
     def _file(self, name: str) -> Any:
         if name not in self._open:
-            path = self._directory / name
-            try:
-                opened = safe_open(path, framework="pt", device="cpu")
-                self._open[name] = self._stack.enter_context(opened)
-            except (OSError, SafetensorError) as error:
-                raise InvalidModel(
-                    f"weights file {str(path)!r} can't be read, it is missing, truncated or "
-                    f"no safetensors: {error}"
-                ) from error
+            opened = open_weights(self._directory / name, "pt")
+            self._open[name] = self._stack.enter_context(opened)
         return self._open[name]
-
-
-def _read_index(directory: Path) -> dict[str, str] | None:
-    """File of each tensor; None if all are in the single file."""
-    path = directory / INDEX_FILE
-    if not path.exists():
-        if not (directory / SINGLE_FILE).exists():
-            raise InvalidModel(f"{str(directory)!r} has neither {SINGLE_FILE!r} nor {INDEX_FILE!r}")
-        return None
-    try:
-        found = json.loads(path.read_text())["weight_map"]
-        # Names of files here, never paths: an index must not lead out of its directory.
-        return {str(tensor): Path(str(file)).name for tensor, file in found.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidModel(f"{str(path)!r} has no readable weight_map: {error!r}") from error
