@@ -86,7 +86,7 @@ def test_replayed_output_continues_the_same_request(runner: EchoRunner) -> None:
             },
             "never written",
         ),
-        ({"new": (NEW,), "appends": (BlockAppend(0, (1, 1)),)}, "more than one owner"),
+        ({"new": (NEW,), "appends": (BlockAppend(0, (1, 1)),)}, "has a block twice"),
         ({"new": (NEW,), "appends": (BlockAppend(0, (8,)),)}, "outside of 8 blocks"),
         ({"new": (NEW, NEW)}, "unused slot"),
         ({"free": (0,)}, "not in use"),
@@ -120,22 +120,73 @@ def test_message_that_breaks_the_rules_is_refused(
         runner.enqueue(step(**parts))
 
 
-def test_freed_blocks_forget_their_owner(runner: EchoRunner) -> None:
+FIRST = step(
+    new=(NEW,),
+    appends=(BlockAppend(0, (1, 2)),),
+    forward=(ForwardRow(0, 1, 0, 5, PROMPT, True),),
+)
+OTHER = NewSlot(1, 2, len(PROMPT), 0.0, 1.0, 0, 0)
+
+
+def test_a_prefix_that_was_computed_is_continued(runner: EchoRunner) -> None:
+    """By another slot beside its owner, and by one after it."""
+    runner.enqueue(FIRST)
+    rest = (PROMPT[-1],)
+    beside = step(
+        new=(OTHER,),
+        appends=(BlockAppend(1, (1, 3)),),
+        forward=(ForwardRow(1, 2, 4, 1, rest, True),),
+    )
+    runner.enqueue(beside)
+    after = step(
+        sample=(SampleRow(1, 2, 5),),
+        free=(0, 1),
+        new=(NewSlot(0, 3, len(PROMPT), 0.0, 1.0, 0, 0),),
+        appends=(BlockAppend(0, (1, 4)),),
+        forward=(ForwardRow(0, 3, 4, 1, rest, True),),
+    )
+    assert runner.enqueue(after).wait() == expected(PROMPT, 1)
+    assert runner.enqueue(step(sample=(SampleRow(0, 3, 5),))).wait() == expected(PROMPT, 1)
+
+
+def test_the_same_tokens_behind_others_are_another_prefix(runner: EchoRunner) -> None:
+    tokens = (1, 2, 3, 4, 5, 6, 7, 8, 9)
     runner.enqueue(
         step(
-            new=(NEW,),
-            appends=(BlockAppend(0, (1, 2)),),
-            forward=(ForwardRow(0, 1, 0, 5, PROMPT, True),),
+            new=(NewSlot(0, 1, 9, 0.0, 1.0, 0, 0),),
+            appends=(BlockAppend(0, (1, 2, 3)),),
+            forward=(ForwardRow(0, 1, 0, 9, tokens, True),),
         )
     )
-    reused = step(
-        free=(0,),
+    # Block 2 holds what it asks for, but not behind nothing.
+    wrong = step(
         new=(NewSlot(1, 2, 5, 0.0, 1.0, 0, 0),),
+        appends=(BlockAppend(1, (2, 4)),),
+        forward=(ForwardRow(1, 2, 4, 1, (9,), True),),
+    )
+    with pytest.raises(MessageCorrupt, match="position 0, .* belongs to another prefix"):
+        runner.enqueue(wrong)
+
+
+def test_a_block_that_two_slots_have_is_not_written_to(runner: EchoRunner) -> None:
+    runner.enqueue(FIRST)
+    wrong = step(
+        new=(OTHER,),
         appends=(BlockAppend(1, (1, 2)),),
         forward=(ForwardRow(1, 2, 4, 1, (9,), True),),
     )
-    with pytest.raises(MessageCorrupt, match="position 0, which was never written"):
-        runner.enqueue(reused)
+    with pytest.raises(MessageCorrupt, match="writes to block 2, which others read"):
+        runner.enqueue(wrong)
+
+
+def test_a_prefix_is_not_shared_in_the_step_that_writes_it(runner: EchoRunner) -> None:
+    early = step(
+        new=(NEW, OTHER),
+        appends=(BlockAppend(0, (1, 2)), BlockAppend(1, (1, 3))),
+        forward=(ForwardRow(0, 1, 0, 5, PROMPT, True), ForwardRow(1, 2, 4, 1, PROMPT[-1:], True)),
+    )
+    with pytest.raises(MessageCorrupt, match="writes to block 1, which others read"):
+        runner.enqueue(early)
 
 
 def test_seed_counts_only_when_sampling() -> None:

@@ -18,6 +18,7 @@ from tpinference_engine.config import (
     Device,
     Dtype,
     EngineConfig,
+    SchedulingPolicy,
     ServerConfig,
 )
 from tpinference_engine.errors import InvalidConfig
@@ -161,6 +162,18 @@ def _add_step_flags(group: argparse._ArgumentGroup) -> None:
         default=2048,
         help="tokens of one step at most",
     )
+    add(
+        "--scheduling-policy",
+        choices=get_args(SchedulingPolicy),
+        default="fcfs",
+        help="who goes first: first come, or the lowest priority of the requests' own",
+    )
+    add(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compute a prefix that requests share once",
+    )
     add("--block-size", metavar="N", type=whole(1), default=16, help="tokens of a cache block")
     add(
         "--num-gpu-blocks-override",
@@ -262,6 +275,8 @@ def engine_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Engin
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
+        scheduling_policy=args.scheduling_policy,
+        enable_prefix_caching=args.enable_prefix_caching,
         block_size=args.block_size,
         num_gpu_blocks_override=args.num_gpu_blocks_override,
         gpu_memory_utilization=args.gpu_memory_utilization,

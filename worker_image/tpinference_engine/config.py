@@ -16,6 +16,8 @@ from tpinference_engine.step import StepLimits
 Backend = Literal["ray", "mp", "uni"]
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+"""Who goes first: who came first, or the lowest `priority` and among equals who came first."""
 Transport = Literal["compiled-graph", "actor-call", "shared-memory"]
 
 TRANSPORTS_OF_BACKEND: dict[Backend, tuple[Transport, ...]] = {
@@ -46,6 +48,9 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     """Tokens of one step at most. Lower = smoother decode, higher = faster prefill; at least
     max_num_seqs, so that every running request gets its token in every step."""
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    enable_prefix_caching: bool = True
+    """Prefixes that were computed for one request are found by others, as long as they last."""
     block_size: int = 16
     """Tokens of one cache block."""
     num_gpu_blocks_override: int | None = None

@@ -10,6 +10,7 @@ TPInferenceError
 │   └── PromptTooLong
 ├── EngineBusy            admission is full; answered by 429 with Retry-After
 ├── EngineStopped         draining or ended; answered by 503
+├── DeadlineExceeded      the time that a client gave its request is over; answered by 504
 └── GroupFailed           a rank group can't go on; all ranks are replaced together
     ├── RankDied
     ├── StepTimedOut
@@ -63,6 +64,10 @@ class EngineBusy(TPInferenceError):
 
 class EngineStopped(TPInferenceError):
     """The engine takes no new requests."""
+
+
+class DeadlineExceeded(TPInferenceError):
+    """The request's own deadline passed before its end."""
 
 
 class GroupFailed(TPInferenceError):

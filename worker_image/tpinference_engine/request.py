@@ -18,6 +18,8 @@ class FinishReason(StrEnum):
     """max_tokens or the model's length."""
     ABORT = "abort"
     """The client went away, a stop string was found, or the drain deadline passed."""
+    DEADLINE = "deadline"
+    """`Request.deadline` passed; `error` says so."""
     ERROR = "error"
     """The engine failed; `error` says how."""
 
@@ -42,7 +44,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     priority: int = 0
-    """Lower goes first."""
+    """Lower goes first; only 0 unless the scheduling policy is `priority`."""
+    cache_salt: str | None = None
+    """Only requests with the same one find each other's prefixes in the cache."""
+    deadline: float | None = None
+    """By the monotonic clock of the machine, which the API server and the core share."""
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):

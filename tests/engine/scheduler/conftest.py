@@ -20,21 +20,22 @@ from tpinference_engine.step import (
 
 EOS = 99
 EPOCH = 5
+REQUEST_FIELDS = {"priority", "cache_salt", "deadline"}
 
 
 class PlayedScheduler(Scheduler):
     """Vocabulary of 100, end of sequence 99, epoch 5; blocks of 4 tokens, 8 tokens a step."""
 
     def ask(self, name: str, prompt: tuple[int, ...], max_tokens: int = 8, **params: Any) -> None:
-        """Adds a greedy request."""
-        priority = params.pop("priority", 0)
+        """Adds a greedy request. `params` are of the request or of its sampling."""
+        own = {name: params.pop(name) for name in REQUEST_FIELDS & params.keys()}
         sampling: dict[str, Any] = {"temperature": 0.0, "seed": 1, **params}
         self.add(
             Request(
                 request_id=name,
                 prompt_token_ids=prompt,
                 params=SamplingParams(max_tokens=max_tokens, **sampling),
-                priority=priority,
+                **own,
             )
         )
 
@@ -58,7 +59,9 @@ class PlayedScheduler(Scheduler):
 
 @pytest.fixture
 def make_scheduler() -> Callable[..., PlayedScheduler]:
-    def make(seed: int = 0, num_blocks: int = 16, **changes: Any) -> PlayedScheduler:
+    def make(
+        seed: int = 0, num_blocks: int = 16, enable_prefix_caching: bool = True, **changes: Any
+    ) -> PlayedScheduler:
         """A small cache holds one request of full length, and no second one."""
         base: dict[str, Any] = {
             "max_num_seqs": 4,
@@ -69,7 +72,13 @@ def make_scheduler() -> Callable[..., PlayedScheduler]:
             "num_blocks": num_blocks,
             "vocab_size": 100,
             "eos_token_ids": (EOS,),
+            "scheduling_policy": "priority",
         }
-        return PlayedScheduler(SchedulerLimits(**{**base, **changes}), epoch=EPOCH, seed=seed)
+        return PlayedScheduler(
+            SchedulerLimits(**{**base, **changes}),
+            epoch=EPOCH,
+            seed=seed,
+            enable_prefix_caching=enable_prefix_caching,
+        )
 
     return make

@@ -83,6 +83,7 @@ class Engine:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             max_model_len=max_model_len,
+            scheduling_policy="priority",
         )
         runner = partial(EchoRunner, vocab_size=VOCAB_SIZE)
         self.executor = UniExecutor(config, max_model_len, runner)

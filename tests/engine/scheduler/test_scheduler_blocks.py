@@ -33,7 +33,7 @@ def test_blocks_are_appended_when_a_request_grows_into_them(
 def test_the_latest_is_preempted_keeps_its_token_in_flight_and_replays_it(
     make_scheduler: Callable[..., Any],
 ) -> None:
-    scheduler = make_scheduler(num_blocks=3)
+    scheduler = make_scheduler(num_blocks=3, enable_prefix_caching=False)
     scheduler.ask("a", (1, 2, 3), max_tokens=9)
     scheduler.ask("b", (4, 5, 6), max_tokens=4)
     scheduler.run()  # Both prompts, one block each.

@@ -94,7 +94,10 @@ class EngineCore:
             self._config, parts.model, executor.num_blocks, self._max_requests
         )
         self._scheduler = scheduler = Scheduler(
-            limits, epoch=self._config.epoch, seed=self._config.seed
+            limits,
+            epoch=self._config.epoch,
+            seed=self._config.seed,
+            enable_prefix_caching=self._config.enable_prefix_caching,
         )
         # Counts first: who hears that the core is ready finds all of its status there.
         self._emit_progress(scheduler, [])
@@ -107,6 +110,7 @@ class EngineCore:
             self._take_in(executor, scheduler)
             if self._is_stopping:
                 return
+            self._end_late(scheduler)
             # 2. What the next step computes.
             step = scheduler.schedule()
             if step is not None:
@@ -134,6 +138,11 @@ class EngineCore:
             except queue.Empty:
                 return
             self._handle(message, executor, scheduler)
+
+    def _end_late(self, scheduler: Scheduler) -> None:
+        late = scheduler.expire(time.monotonic())
+        if late:
+            self._emit_progress(scheduler, late)
 
     def _wait(self, executor: Executor, scheduler: Scheduler) -> None:
         try:
@@ -233,12 +242,13 @@ def scheduler_limits(
     return SchedulerLimits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_requests=max_requests,
+        max_num_requests=max_requests + 1,  # The canary takes nobody's place.
         max_model_len=config.max_model_len or model.max_model_len,
         block_size=config.block_size,
         num_blocks=num_blocks,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
+        scheduling_policy=config.scheduling_policy,
     )
 
 

@@ -22,6 +22,12 @@ def check_request(request: Request, limits: SchedulerLimits) -> None:
     _check_prompt(request.prompt_token_ids, limits)
     _check_sampling(request.params, limits)
     _check_length(request, limits)
+    if request.priority and limits.scheduling_policy != "priority":
+        raise RequestRefused(
+            f"priority is {request.priority!r}, must be 0: requests are served in the order of "
+            "their arrival, scheduling_policy 'priority' allows others",
+            param="priority",
+        )
 
 
 def _check_prompt(prompt: tuple[int, ...], limits: SchedulerLimits) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tpinference_engine.config import SchedulingPolicy
 from tpinference_engine.errors import InvalidConfig
 
 
@@ -27,6 +28,7 @@ class SchedulerLimits:
     """Blocks of the whole cache."""
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    scheduling_policy: SchedulingPolicy = "fcfs"
 
     def __post_init__(self) -> None:
         for field in ("max_num_batched_tokens", "max_num_requests", "block_size", "num_blocks"):

@@ -6,10 +6,12 @@ the seed. It does not know the other requests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tpinference_engine.request import FinishReason, Request
+from tpinference_engine.scheduler.prefix_cache import KeyChain
 
 
 @dataclass(slots=True, eq=False)
@@ -17,6 +19,8 @@ class RequestState:
     request: Request
     arrival: int
     seed: int
+    keys: KeyChain
+    """Of its full blocks. As it only depends on the tokens, it outlives a preemption."""
     max_end: int = field(init=False)
     """Tokens of prompt and output at most."""
     tokens: list[int] = field(init=False)
@@ -24,8 +28,12 @@ class RequestState:
     in_flight: int = 0
     """0 or 1: a token that is chosen from the last step's logits, by the next call."""
     num_computed: int = 0
-    """Positions whose step was sent since the request got its slot."""
+    """Positions in its blocks, by steps that were sent since the request got its slot, or by those
+    of the request that its first blocks are shared with."""
     num_sent_blocks: int = 0
+    num_published_blocks: int = 0
+    """Blocks that others may find by their keys: its first ones."""
+    num_preemptions: int = 0
     slot: int | None = None
     generation: int = 0
     finish_reason: FinishReason | None = None
@@ -42,6 +50,14 @@ class RequestState:
     def order(self) -> tuple[int, int]:
         """Who goes first. The last one is preempted first."""
         return self.request.priority, self.arrival
+
+    @property
+    def deadline(self) -> float:
+        return math.inf if self.request.deadline is None else self.request.deadline
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_length
 
     @property
     def prompt_length(self) -> int:
@@ -77,3 +93,4 @@ class RequestState:
         self.slot = None
         self.num_computed = 0
         self.num_sent_blocks = 0
+        self.num_published_blocks = 0

@@ -8,18 +8,22 @@ never counted down; a request that ended is never asked about again, its late to
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import insort
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 from tpinference_engine.errors import EngineBusy, GroupDiverged, RequestRefused
 from tpinference_engine.request import FinishReason, Request, RequestOutput
 from tpinference_engine.scheduler.admission import check_request
-from tpinference_engine.scheduler.block_pool import BlockPool
 from tpinference_engine.scheduler.limits import SchedulerLimits
+from tpinference_engine.scheduler.prefix_cache import KeyChain, root_key
+from tpinference_engine.scheduler.request_blocks import RequestBlocks
 from tpinference_engine.scheduler.request_state import RequestState
 from tpinference_engine.scheduler.slot_table import SlotTable
+from tpinference_engine.scheduler.stats import SchedulerStats
 from tpinference_engine.scheduler.step_plan import (
     PendingToken,
     PlannedRow,
@@ -35,11 +39,18 @@ _by_order = attrgetter("order")
 
 
 class Scheduler:
-    def __init__(self, limits: SchedulerLimits, *, epoch: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        *,
+        epoch: int = 0,
+        seed: int = 0,
+        enable_prefix_caching: bool = True,
+    ) -> None:
         self._limits = limits
         self._epoch = epoch
         self._seeds = random.Random(seed)
-        self._pool = BlockPool(limits.num_blocks)
+        self._blocks = RequestBlocks(limits, shares_prefixes=enable_prefix_caching)
         self._slots = SlotTable(limits.max_num_seqs)
         self._states: dict[str, RequestState] = {}
         self._num_arrived = 0
@@ -51,6 +62,9 @@ class Scheduler:
         self._pending: list[PendingToken] = []
         self._sampling: list[PendingToken] | None = None
         self._sampled_step_id = NO_STEP
+        self._stats = SchedulerStats()
+        self._next_deadline = math.inf
+        """No open request has an earlier one."""
 
     @property
     def limits(self) -> SchedulerLimits:
@@ -66,7 +80,11 @@ class Scheduler:
 
     @property
     def num_free_blocks(self) -> int:
-        return self._pool.num_free
+        return self._blocks.num_free
+
+    @property
+    def stats(self) -> SchedulerStats:
+        return self._stats
 
     @property
     def has_work(self) -> bool:
@@ -88,8 +106,11 @@ class Scheduler:
         seed = request.params.seed
         if seed is None:
             seed = self._seeds.getrandbits(64) - 2**63
-        state = RequestState(request, self._num_arrived, seed)
+        keys = KeyChain(root_key(salt=request.cache_salt), self._limits.block_size)
+        state = RequestState(request, self._num_arrived, seed, keys)
         self._num_arrived += 1
+        if request.deadline is not None:
+            self._next_deadline = min(self._next_deadline, request.deadline)
         self._states[state.request_id] = state
         insort(self._waiting, state, key=_by_order)
 
@@ -98,9 +119,24 @@ class Scheduler:
         state = self._states.get(request_id)
         return None if state is None else self._end(state, FinishReason.ABORT)
 
+    def expire(self, now: float) -> list[RequestOutput]:
+        """Ends the requests whose deadline has passed, wherever they are."""
+        if now < self._next_deadline:
+            return []
+        timed = [s for s in self._states.values() if s.request.deadline is not None]
+        outputs = [
+            self._end(state, FinishReason.DEADLINE, error=_lateness(state))
+            for state in timed
+            if state.deadline <= now
+        ]
+        self._next_deadline = min((s.deadline for s in timed if s.deadline > now), default=math.inf)
+        return outputs
+
     def drop_all(self, reason: FinishReason, error: str | None = None) -> list[RequestOutput]:
-        """Ends every request."""
-        return [self._end(state, reason, error=error) for state in list(self._states.values())]
+        """Ends every request, and forgets what the cache holds: a group that ended has none."""
+        outputs = [self._end(state, reason, error=error) for state in list(self._states.values())]
+        self._blocks.forget_prefixes()
+        return outputs
 
     # Steps.
 
@@ -160,13 +196,13 @@ class Scheduler:
         False if it was itself the latest. The earliest always gets its blocks, so there is always
         progress: alone it fits, admission saw to that.
         """
-        needed = self._num_missing_blocks(state, state.num_computed + num_tokens)
-        while needed > self._pool.num_free:
+        end = state.num_computed + num_tokens
+        while self._blocks.num_missing(state, end) > self._blocks.num_free:
             latest = self._running[-1]
             self._preempt(latest, plan)
             if latest is state:
                 return False
-        self._pool.allocate(state.request_id, needed)
+        self._blocks.grow(state, end)
         return True
 
     def _preempt(self, state: RequestState, plan: StepPlan) -> None:
@@ -174,35 +210,42 @@ class Scheduler:
         plan.take_back(state)
         self._running.remove(state)
         self._leave_ranks(state)
+        state.num_preemptions += 1
+        self._stats = replace(self._stats, num_preemptions=self._stats.num_preemptions + 1)
         insort(self._waiting, state, key=_by_order)
 
     def _admit(self, plan: StepPlan) -> None:
         """In order: a request that does not fit yet is not overtaken, or it might never fit."""
         if not self._waiting:
             return
-        promised = sum(self._num_promised_blocks(state) for state in self._running)
+        promised = sum(self._blocks.num_promised(state) for state in self._running)
         while self._waiting and plan.budget and self._slots.num_free:
-            state = self._waiting[0]
-            missing = self._num_promised_blocks(state)
-            if promised + missing > self._pool.num_free:
+            # At least one block of a request is its own, so there is nothing to look up for now.
+            if promised >= self._blocks.num_free:
                 return
+            state = self._waiting[0]
+            prefix = self._blocks.find_prefix(state)
+            if promised + self._blocks.num_to_begin(state, prefix) > self._blocks.num_free:
+                return
+            self._blocks.begin_with(state, prefix)
+            self._count_lookup(state)
             num_tokens = min(state.num_uncomputed, plan.budget)
-            first = self._limits.blocks_for(num_tokens)
-            self._pool.allocate(state.request_id, first)
-            promised += missing - first
+            self._blocks.grow(state, state.num_computed + num_tokens)
+            promised += self._blocks.num_promised(state)
             self._waiting.pop(0)
             state.place(*self._slots.acquire())
             insort(self._running, state, key=_by_order)
             plan.new.append(state)
             plan.add(state, num_tokens)
 
-    def _num_missing_blocks(self, state: RequestState, num_tokens: int) -> int:
-        wanted = self._limits.blocks_for(num_tokens)
-        return max(0, wanted - self._pool.num_owned(state.request_id))
-
-    def _num_promised_blocks(self, state: RequestState) -> int:
-        """For all its tokens and one more, else its first decode might preempt it again."""
-        return self._num_missing_blocks(state, min(state.end + 1, state.max_end))
+    def _count_lookup(self, state: RequestState) -> None:
+        if state.num_preemptions == 0:
+            stats = self._stats
+            self._stats = replace(
+                stats,
+                prefix_cache_queries=stats.prefix_cache_queries + len(state.tokens),
+                prefix_cache_hits=stats.prefix_cache_hits + state.num_computed,
+            )
 
     # Writing down what a step does.
 
@@ -224,16 +267,16 @@ class Scheduler:
         self._pending = [pending_token(row) for row in rows if row.wants_logits]
         for row in rows:
             row.state.num_computed = row.end
+            self._blocks.publish(row.state)
         return step
 
     def _take_appends(self, rows: Sequence[PlannedRow]) -> tuple[BlockAppend, ...]:
         """The blocks that ranks have not heard of."""
         appends: list[BlockAppend] = []
         for state in (row.state for row in rows):
-            blocks = self._pool.blocks_of(state.request_id, state.num_sent_blocks)
+            blocks = self._blocks.take_untold(state)
             if blocks:
                 appends.append(BlockAppend(slot_of(state), blocks))
-                state.num_sent_blocks += len(blocks)
         return tuple(appends)
 
     def _check_answered(self) -> None:
@@ -257,6 +300,7 @@ class Scheduler:
         reason = state.finish_reason_after(token, self._limits.eos_token_ids)
         if reason is not None:
             return self._end(state, reason, token_ids=(token,))
+        self._blocks.publish(state)
         return RequestOutput(request_id=state.request_id, token_ids=(token,))
 
     def _end(
@@ -277,7 +321,7 @@ class Scheduler:
         )
 
     def _leave_ranks(self, state: RequestState) -> None:
-        self._pool.release(state.request_id)
+        self._blocks.release(state)
         if state.slot is not None:
             self._slots.release(state.slot)
         state.displace()
@@ -286,8 +330,12 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Blocks and slots add up; raises AssertionError."""
-        self._pool.check_integrity()
+        self._blocks.check_integrity()
         assert self._slots.num_free + len(self._running) == self._limits.max_num_seqs
         assert len(self._waiting) + len(self._running) == len(self._states)
         assert all(state.slot is not None for state in self._running)
-        assert not any(self._pool.num_owned(state.request_id) for state in self._waiting)
+        assert not any(self._blocks.num_owned(state) for state in self._waiting)
+
+
+def _lateness(state: RequestState) -> str:
+    return f"the request's deadline passed; it had {state.num_output_tokens} tokens of its answer"

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from tpinference_engine.errors import EngineStopped, GroupFailed
+from tpinference_engine.errors import DeadlineExceeded, EngineStopped, GroupFailed
 from tpinference_engine.request import FinishReason, Request, RequestOutput
 from tpinference_engine.server.detokenizer import Detokenizer
 from tpinference_engine.server.stop import StopFinder
@@ -64,6 +64,8 @@ def _ending(output: RequestOutput) -> Ending | None:
             return "length"
         case FinishReason.ABORT:
             raise EngineStopped(output.error or "the engine stopped before the request ended")
+        case FinishReason.DEADLINE:
+            raise DeadlineExceeded(output.error or "the request's deadline passed")
         case FinishReason.ERROR:
             raise GroupFailed(output.error or "the engine failed before the request ended")
         case None:

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from tpinference_engine.errors import (
+    DeadlineExceeded,
     EngineBusy,
     EngineStopped,
     PromptTooLong,
@@ -56,6 +57,11 @@ def problem_of(error: Exception) -> Problem:
         # Another engine may take the request, this connection leads to no other.
         headers = {"retry-after": str(_STOPPED_RETRY_S), "connection": "close"}
         return Problem(503, str(error), "server_error", code="engine_stopped", headers=headers)
+    if isinstance(error, DeadlineExceeded):
+        # As gRPC's DEADLINE_EXCEEDED. Clients try a 5xx again by themselves, unless told not to:
+        # the time that this one had is over.
+        headers = {"x-should-retry": "false"}
+        return Problem(504, str(error), "timeout_error", code="deadline_exceeded", headers=headers)
     if isinstance(error, TPInferenceError):
         headers = {"retry-after": str(_STOPPED_RETRY_S)}
         return Problem(503, str(error), "server_error", code="engine_failed", headers=headers)
