@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from typing import Any
 
 import kopf
 
@@ -24,6 +25,10 @@ HEALTH_CAUSE = "watches"
 MIN_LIFE_S = 2.0
 """At most one restart in this time, whatever happens."""
 NUM_LOOKS_AFTER_FAILURE = 5
+STOP_S = 10.0
+"""kopf gives its tasks 5 s, then cancels each once and waits. A watch that is cancelled in the
+middle of a request swallows that, goes on, and kopf would wait for ever."""
+CANCEL_INTERVAL_S = 1.0
 
 
 class WatchesEnded(Exception):
@@ -48,6 +53,8 @@ class Watches:
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
         self._stop.set()
+        self._older_tasks: frozenset[asyncio.Task[Any]] | None = None
+        """Those that were there before the kopf that runs now; None: none runs."""
         self._to_list: set[str] = set()
         self._listed: set[str] = set()
 
@@ -99,6 +106,7 @@ class Watches:
         self._to_list = {kind.path(ns) for kind in kinds for ns in self._namespaces or (None,)}
         self._listed.clear()
         self._tell_health()
+        self._older_tasks = frozenset(asyncio.all_tasks())
         try:
             await kopf.operator(
                 registry=build_registry(with_ray=served.has_ray),
@@ -117,6 +125,7 @@ class Watches:
             if not await self._is_explained(served):
                 raise WatchesEnded("kopf ended by itself; its log says why")
         finally:
+            self._older_tasks = None
             self._stop.set()
             wiring.cache.detach()
 
@@ -134,3 +143,14 @@ class Watches:
             logger.info("the watches restart: %s", why)
             self._metrics.watch_restarts.inc()
             self._stop.set()
+            asyncio.get_running_loop().call_later(STOP_S, self._cancel_again, self._older_tasks)
+
+    def _cancel_again(self, older_tasks: frozenset[asyncio.Task[Any]] | None) -> None:
+        """As kopf does: whatever is younger than itself counts as its own."""
+        if older_tasks is None or self._older_tasks is not older_tasks:
+            return
+        left = asyncio.all_tasks() - older_tasks
+        logger.info("the watches have not ended: cancels %d tasks once more", len(left))
+        for task in left:
+            task.cancel()
+        asyncio.get_running_loop().call_later(CANCEL_INTERVAL_S, self._cancel_again, older_tasks)
