@@ -16,6 +16,7 @@ from embedded import cluster, model_volume, packages, tools
 from embedded.demo import EXAMPLE, claim_folder, read_example
 from embedded.installation import Installation, ensure_installation
 from embedded.serving import Serving
+from harness.lag import LagMeter
 
 GONE_TIMEOUT = "150s"
 # So little that a test's pods find a place beside those of any other TPInference.
@@ -114,6 +115,11 @@ def make(installation: Installation, restricted: str, offer_folder: OfferFolder)
     yield make_one
     for each in made:
         delete(each)
+
+
+@pytest.fixture
+def measure_lag(capsys: pytest.CaptureFixture[str]) -> LagMeter:
+    return LagMeter(capsys.disabled)
 
 
 def read_document() -> dict[str, Any]:
