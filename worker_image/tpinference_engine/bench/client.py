@@ -100,7 +100,7 @@ async def _read_answer(sent: float, response: aiohttp.ClientResponse, max_tokens
     async for chunk in _chunks(response):
         if "error" in chunk:
             raise ServerFailed(f"the stream ended by an error: {chunk['error']}")
-        new = sum(len(choice.get("token_ids") or ()) for choice in chunk.get("choices", ()))
+        new = sum(len(choice.get("token_ids") or ()) for choice in chunk.get("choices") or ())
         if new:
             arrivals.append(time.perf_counter())
             num_tokens += new
