@@ -6,6 +6,7 @@ what the first one is here to be compared with.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -87,6 +88,8 @@ class RayPipeline:
         set_channel_bytes(self._limits.max_input_bytes)
         with InputNode() as message:
             graph = MultiOutputNode([actor.step.bind(message) for actor in self._group.actors])
+        # Ranks are killed first on purpose, and Ray tells of each of them at length.
+        logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)
         self._graph = graph.experimental_compile(
             _max_inflight_executions=self._in_flight + 1,
             _overlap_gpu_communication=False,

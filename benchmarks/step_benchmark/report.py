@@ -28,7 +28,8 @@ class Row:
 
     @property
     def step_us(self) -> float:
-        return 1e6 * statistics.fmean(self.times_s) / self.num_steps
+        """Of the median batch: one that something else disturbed would move a mean."""
+        return 1e6 * statistics.median(self.times_s) / self.num_steps
 
     @property
     def exposed_us(self) -> float:

@@ -174,6 +174,12 @@ def test_exposed_is_what_a_step_takes_longer_than_in_process() -> None:
     assert len(render(rows).splitlines()) == 5
 
 
+def test_a_disturbed_batch_moves_the_mean_and_not_the_step() -> None:
+    (row,) = make_rows({UNI: [0.1, 0.1, 0.4]}, 100)
+    assert row.step_us == pytest.approx(1000)
+    assert row.json["mean_s"] == pytest.approx(0.2)
+
+
 @pytest.mark.parametrize(("lagged_s", "holds"), [(0.1015, True), (0.103, False)])
 def test_the_lag_has_to_halve_what_is_exposed(lagged_s: float, holds: bool) -> None:
     sync = replace(CELL, returns="sync")
