@@ -18,10 +18,15 @@ from embedded.wait import wait_for
 from harness.cluster_client import ClusterClient
 from harness.fake_engine import POD_CIDR, FakeEngines
 from harness.fault_proxy import Fault, FaultProxy
+from harness.lag import LagMeter
 from harness.operator_process import OperatorProcess, write_kubeconfig
+
+from tpinference_operator.settings import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 CRD_FILE = ROOT / "crds" / "tpinferences.yaml"
+
+PACE = ("resync_seconds", "discovery_seconds", "engine_status_seconds")
 
 KEPT_CLUSTER_ENV = "TPINFERENCE_KEPT_CLUSTER"
 """A folder with a control plane that was furnished before, for running one test again and again."""
@@ -158,6 +163,21 @@ def make_tpi() -> Callable[..., dict[str, Any]]:
         }
 
     return make
+
+
+@pytest.fixture
+def operator_at_own_pace(start_operator: StartOperator) -> OperatorProcess:
+    """With the defaults for how often it looks, as it is installed."""
+    return start_operator(**{name: default_of(name) for name in PACE}).wait_acting()
+
+
+def default_of(name: str) -> str:
+    return next(option.default for option in OPTIONS if option.field == name)
+
+
+@pytest.fixture
+def measure_lag(capsys: pytest.CaptureFixture[str]) -> LagMeter:
+    return LagMeter(capsys.disabled)
 
 
 @pytest.fixture

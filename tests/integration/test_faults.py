@@ -65,6 +65,34 @@ def test_it_converges_under(
     assert operator.is_running
 
 
+def test_a_namespace_that_is_deleted_meanwhile_is_no_failure(
+    start_operator: Any, proxy: Any, client: Any, make_tpi: Any, make_fault: Any, eventually: Any
+) -> None:
+    """A create that was decided on before comes too late."""
+    elsewhere = {"lease_namespace": "default", "lease_name": client.namespace}
+    operator = start_operator(**elsewhere).wait_acting()
+    proxy.inject(make_fault(is_create_of_rayclusters, delay_s=3.0, only_delay=True))
+    client.create("tpinferences", make_tpi())
+    eventually(
+        "the decision to be recorded",
+        lambda: client.get("tpinferences", "llm").get("status", {}).get("groups"),
+        timeout_s=60,
+        describe=operator.log_tail,
+    )
+    client.remove_namespace()
+    eventually(
+        "the namespace to go",
+        lambda: client.get("tpinferences", "llm") is None,
+        timeout_s=60,
+        describe=operator.log_tail,
+    )
+    tries = [seen.status for seen in proxy.since(0) if is_create_of_rayclusters(seen)]
+    assert tries == [403]
+    assert "nothing more to do" in operator.log_tail()
+    assert operator.metric("tpinference_operator_reconcile_errors_total") == 0
+    assert "again in" not in operator.log_tail()
+
+
 def test_a_lasting_refusal_is_tried_ever_more_slowly(
     operator: Any, proxy: Any, client: Any, make_tpi: Any, make_fault: Any, eventually: Any
 ) -> None:

@@ -5,7 +5,8 @@ These tests take KubeRay's CRDs away, so they put back what the other tests stan
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,32 +27,46 @@ def restored_kuberay(control_plane: Any) -> Iterator[Any]:
     control_plane.start_kuberay()
 
 
+@pytest.fixture
+def measure_told(client: Any, measure_lag: Any) -> Any:
+    """Waits for a condition that is False for a reason, from now on or from when `sign` is true."""
+
+    def measure(
+        condition: str, reason: str, operator: Any, sign: Callable[[], object] = lambda: True
+    ) -> None:
+        measure_lag(
+            f"{condition}, {reason}",
+            sign=sign,
+            told=lambda: client.find_condition("llm", condition, "False", reason),
+            timeout_s=90,
+            describe=lambda: f"{client.describe('llm')}\n{operator.log_tail()}",
+        )
+
+    return measure
+
+
 def test_kuberays_crds_appear_vanish_and_reappear(
-    restored_kuberay: Any, start_operator: Any, client: Any, make_tpi: Any, eventually: Any
+    restored_kuberay: Any, request: Any, client: Any, make_tpi: Any, measure_told: Any
 ) -> None:
     cluster = restored_kuberay
     cluster.stop_kuberay()
     kuberay.remove_crds(cluster.kubectl)
-    operator = start_operator().wait_acting()
+    operator = request.getfixturevalue("operator_at_own_pace")
     client.create("tpinferences", make_tpi())
-    client.wait_condition(
-        "llm", "Accepted", "False", reason="KubeRayNotInstalled", describe=operator.log_tail
-    )
+    measure_told("Accepted", "KubeRayNotInstalled", operator)
     cluster.start_kuberay()
     client.wait_condition("llm", "Ready", "True", describe=operator.log_tail)
 
     cluster.stop_kuberay()
     kuberay.remove_crds(cluster.kubectl)
-    client.wait_condition(
-        "llm", "Accepted", "False", reason="KubeRayNotInstalled", describe=operator.log_tail
-    )
+    measure_told("Accepted", "KubeRayNotInstalled", operator)
     cluster.start_kuberay()
     client.wait_condition("llm", "Ready", "True", describe=operator.log_tail)
     assert operator.is_running
 
 
 def test_a_kuberay_that_is_too_old_is_named_until_it_is_upgraded(
-    restored_kuberay: Any, start_operator: Any, client: Any, make_tpi: Any
+    restored_kuberay: Any, request: Any, client: Any, make_tpi: Any, measure_told: Any
 ) -> None:
     crd = client.request("GET", CRD)
     versions = [version["name"] for version in crd["spec"]["versions"]]
@@ -61,23 +76,25 @@ def test_a_kuberay_that_is_too_old_is_named_until_it_is_upgraded(
     )
     remove = [{"op": "remove", "path": path}]
     client.request("PATCH", CRD, remove, "application/json-patch+json")
-    operator = start_operator().wait_acting()
+    operator = request.getfixturevalue("operator_at_own_pace")
     client.create("tpinferences", make_tpi())
-    client.wait_condition(
-        "llm", "Accepted", "False", reason="KubeRayTooOld", describe=operator.log_tail
-    )
+    measure_told("Accepted", "KubeRayTooOld", operator)
     assert client.list("rayclusters") == []
     kuberay.install_crds(restored_kuberay.kubectl)
     client.wait_condition("llm", "Ready", "True", describe=operator.log_tail)
 
 
 def test_a_kuberay_that_watches_another_namespace_is_noticed(
-    restored_kuberay: Any, start_operator: Any, client: Any, make_tpi: Any
+    restored_kuberay: Any, request: Any, client: Any, make_tpi: Any, measure_told: Any
 ) -> None:
     restored_kuberay.stop_kuberay()
     restored_kuberay.start_kuberay("--watch-namespace=default")
-    operator = start_operator().wait_acting()
+    operator = request.getfixturevalue("operator_at_own_pace")
     client.create("tpinferences", make_tpi())
+    made = partial(client.list, "rayclusters")
+    measure_told("Scheduled", "WaitingForKubeRay", operator, made)
+    assert client.condition("llm", "Ready")["reason"] == "WaitingForKubeRay"
+    assert client.condition("llm", "Degraded")["status"] == "False"
     client.wait_condition(
         "llm",
         "RayClusterReady",
@@ -95,7 +112,7 @@ def test_an_operator_that_comes_before_our_crd_waits_and_says_so(
 ) -> None:
     body = client.request("GET", OWN_CRD)
     client.request("DELETE", OWN_CRD)
-    eventually("the CRD to go", lambda: is_gone(client, OWN_CRD), timeout_s=60)
+    eventually("the CRD to go", lambda: client.is_gone(OWN_CRD), timeout_s=60)
     operator = start_operator()
     eventually(
         "the CRD to be named",
@@ -110,14 +127,6 @@ def test_an_operator_that_comes_before_our_crd_waits_and_says_so(
     operator.wait_acting()
     eventually("a TPInference to be taken", lambda: try_create(client, make_tpi()), timeout_s=30)
     client.wait_condition("llm", "Ready", "True", describe=operator.log_tail)
-
-
-def is_gone(client: Any, path: str) -> bool:
-    try:
-        client.request("GET", path)
-    except Exception as error:
-        return getattr(error, "code", 0) == 404
-    return False
 
 
 def try_create(client: Any, body: Any) -> bool:
