@@ -7,11 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tpinference_engine.errors import GroupFailed, InvalidConfig, RankDied
+from tpinference_engine.errors import GroupFailed, InvalidConfig, RankDied, StepTimedOut
 
 if TYPE_CHECKING:
     from tests.engine.executor.conftest import Group, Processes
@@ -41,6 +43,47 @@ def test_peer_that_tells_of_a_death_is_not_taken_for_the_dead(
     with pytest.raises(RankDied, match=f"rank 1 .*pid {group.pids[1]}") as caught:
         group.step()
     assert caught.value.rank == 1
+
+
+def freeze(pid: int, processes: Processes) -> None:
+    """Each thread stops when it next leaves the kernel, so this waits for all."""
+
+    def states() -> set[str]:
+        stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+        return {stat.rpartition(")")[2].split()[0] for stat in stats}
+
+    os.kill(pid, signal.SIGSTOP)
+    processes.wait_until(lambda: states() == {"T"}, 5, states)
+
+
+def test_frozen_rank_is_named_when_the_step_is_too_late(
+    backend: Backend, make_group: MakeGroup, processes: Processes
+) -> None:
+    group = make_group(**backend, step_timeout_s=3.0)
+    group.start()
+    group.echo(1)
+    freeze(group.pids[1], processes)
+    began = time.monotonic()
+    group.submit()
+    with pytest.raises(StepTimedOut, match=r"no answer .*ranks \[1\]") as caught:
+        group.executor.collect()
+    assert caught.value.rank == 1
+    assert time.monotonic() - began < 6
+    # Ray asks an actor to end before it kills the process, which takes its time with a frozen one.
+    with suppress(ProcessLookupError):
+        os.kill(group.pids[1], signal.SIGCONT)
+    processes.wait_until_ended(set(group.pids), 5)
+
+
+def test_graph_that_hangs_in_every_rank_blames_none(
+    cluster: Any, make_group: MakeGroup, faults: Any
+) -> None:
+    group = make_group(faults.HangingRunner, ray_address=cluster.address, step_timeout_s=1.0)
+    group.start()
+    group.submit()
+    with pytest.raises(StepTimedOut, match="every rank answers calls") as caught:
+        group.executor.collect()
+    assert caught.value.rank is None
 
 
 def test_misspelt_method_is_refused_and_the_group_lives(

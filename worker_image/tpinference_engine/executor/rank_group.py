@@ -118,6 +118,8 @@ class RankGroup:
         if isinstance(error, RankDied) or (nameless and not isinstance(error, StepTimedOut)):
             if self._failed.wait(_NAMING_S):
                 self._described.wait(2 * _DESCRIBE_S)
+        if nameless and isinstance(error, StepTimedOut):
+            error = self._name_silent(error)
         self._record(error)
         self._described.set()
         self.kill()
@@ -143,6 +145,18 @@ class RankGroup:
         if self._placement is not None:
             remove_placement_group(self._placement)
             self._placement = None
+
+    def _name_silent(self, error: StepTimedOut) -> StepTimedOut:
+        """A rank that hangs in a graph's step still answers plain calls, a frozen one does not.
+
+        Who waits in a collective and who keeps the others waiting look alike from here.
+        """
+        refs = [actor.place.remote() for actor in self.actors]
+        _, late = ray.wait(refs, num_returns=len(refs), timeout=_NAMING_S)
+        silent = [rank for rank, ref in enumerate(refs) if ref in late]
+        told = f"no answer to a call of ranks {silent}" if silent else "every rank answers calls"
+        rank = silent[0] if len(silent) == 1 else None
+        return StepTimedOut(f"{error}; {told}", rank=rank)
 
     def _gather(
         self, refs: Sequence[Any], timeout_s: float | None, doing: str, as_failure: AsFailure
