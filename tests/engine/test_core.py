@@ -90,6 +90,13 @@ class TroubledExecutor:
         self._note(method)
         return self._inner.collective_rpc(method, args, timeout_s)
 
+    @property
+    def step_transport(self) -> None:
+        return None
+
+    def rest(self) -> None:
+        self._note("rest")
+
     def check_alive(self) -> None:
         self._note("check_alive")
 
@@ -215,6 +222,23 @@ def test_a_rank_that_dies_while_idle_fails_the_engine(
     harness.start()
     failure = harness.until(CoreFailed).failure
     assert (failure.reason, failure.rank) == ("GroupFailed", 0)
+
+
+def test_an_idle_engine_rests_and_not_before_it_has_been_idle_for_a_while(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rested = threading.Event()
+    harness.executor.actions["rest"] = rested.set
+    monkeypatch.setattr(core_module, "IDLE_TICK_S", 0.01)
+    monkeypatch.setattr(core_module, "REST_AFTER_S", 0.2)
+    harness.start()
+    harness.send(add("a"))
+    harness.until_finished("a")
+    ended_at = time.monotonic()
+    assert rested.wait(5)
+    assert time.monotonic() - ended_at > 0.15
+    log = harness.executor.log
+    assert "check_alive" in log[log.index("flush") : log.index("rest")]
 
 
 @pytest.mark.parametrize("call", ["step", "collect 2", "flush"])

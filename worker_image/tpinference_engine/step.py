@@ -119,7 +119,7 @@ class StepOutput:
     crc: int
     """`token_crc` of the sampled tokens. Ranks that differ have diverged: fatal for the group."""
     skew_us: int
-    """Time from the arrival of the call to its acknowledgement."""
+    """How long the rank waited for the device, once all of the call was queued."""
     tokens: tuple[SampledToken, ...] = ()
     """From rank 0 alone; other ranks only acknowledge."""
 

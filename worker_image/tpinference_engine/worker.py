@@ -178,13 +178,14 @@ class Worker:
         self._runner.close()
 
     def _take_step(self, payload: bytes) -> bytes:
-        arrived = time.perf_counter()
         step = decode_input(payload)
         self._check_turn(step)
         # Before it is queued: a step that failed half-way can't be sent again.
         self._last_step = step.step_id
-        tokens = self._runner.enqueue(step).wait()
-        skew_us = min(int((time.perf_counter() - arrived) * 1e6), np.iinfo(np.int32).max)
+        work = self._runner.enqueue(step)
+        queued = time.perf_counter()
+        tokens = work.wait()
+        skew_us = min(int((time.perf_counter() - queued) * 1e6), np.iinfo(np.int32).max)
         return encode_output(self._acknowledge(step, tokens, skew_us))
 
     def _check_turn(self, step: StepInput) -> None:

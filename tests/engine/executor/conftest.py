@@ -46,6 +46,8 @@ class Group:
         self.stages: list[str] = []
         self.executor: Executor = make_executor(config, MAX_MODEL_LEN, runner)
         self.step_id = 0
+        self.generation = 0
+        self.pending: tuple[SampleRow, ...] = ()
 
     def start(self) -> None:
         self.executor.start(self.stages.append)
@@ -64,20 +66,24 @@ class Group:
         self.step_id += 1
 
     def echo(self, num_tokens: int) -> list[int]:
-        """Prefills PROMPT into slot 0 and decodes after it."""
-        length = len(PROMPT)
+        """Prefills PROMPT into slot 0, which may have been used before, and decodes after it."""
+        length, self.generation = len(PROMPT), self.generation + 1
+        slot = 0, self.generation
         self.step(
-            new=(NewSlot(0, 1, length, 0.0, 1.0, 0, 0),),
+            sample=self.pending,
+            free=(0,) if self.pending else (),
+            new=(NewSlot(*slot, length, 0.0, 1.0, 0, 0),),
             appends=(BlockAppend(0, tuple(range(16))[::-1]),),
-            forward=(ForwardRow(0, 1, 0, length, PROMPT, True),),
+            forward=(ForwardRow(*slot, 0, length, PROMPT, True),),
         )
         tokens: list[int] = []
         for position in range(length, length + num_tokens):
             output = self.step(
-                sample=(SampleRow(0, 1, position),),
-                forward=(ForwardRow(0, 1, position, 1, (), True),),
+                sample=(SampleRow(*slot, position),),
+                forward=(ForwardRow(*slot, position, 1, (), True),),
             )
             tokens.append(output.tokens[0].token)
+        self.pending = (SampleRow(*slot, length + num_tokens),)
         return tokens
 
     @staticmethod
@@ -200,7 +206,8 @@ RUN_CLUSTER = """
 import sys
 from ray.cluster_utils import Cluster
 limits = {"object_store_memory": 100 * 2**20}
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **limits})
+head = {"num_cpus": int(sys.argv[1]), **limits}
+cluster = Cluster(initialize_head=True, head_node_args=head)
 print(cluster.address, cluster.head_node.node_id, flush=True)
 for _ in sys.stdin:
     print(cluster.add_node(num_cpus=1, **limits).node_id, flush=True)
@@ -209,18 +216,18 @@ cluster.shutdown()
 
 
 class Cluster:
-    """Ray nodes on this machine: a head that holds no rank, and workers that come when asked.
+    """Ray nodes on this machine: a head, which holds ranks if it has CPUs, and workers when asked.
 
     In a process of their own, since Ray has state for a whole process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, head_cpus: int = 0) -> None:
         # Short, as sockets lie below it.
         self._folder = tempfile.TemporaryDirectory(prefix="ray-")
         environ = {**os.environ, "RAY_TMPDIR": self._folder.name}
         prepare_ray_environment(environ)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", RUN_CLUSTER],
+            [sys.executable, "-c", RUN_CLUSTER, str(head_cpus)],
             env=environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -255,6 +262,14 @@ def cluster() -> Iterator[Cluster]:
     cluster = Cluster()
     cluster.add_worker()
     cluster.add_worker()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="module")
+def one_raylet() -> Iterator[Cluster]:
+    """A head that holds two ranks."""
+    cluster = Cluster(head_cpus=2)
     yield cluster
     cluster.close()
 

@@ -29,6 +29,7 @@ from tpinference_engine.engine.messages import (
     StopCore,
     ToCore,
 )
+from tpinference_engine.engine.pace import Pace
 from tpinference_engine.engine.parts import BuildParts, ModelFacts
 from tpinference_engine.engine.status import CacheStatus, RequestCounts
 from tpinference_engine.errors import EngineBusy, InvalidConfig, RequestRefused, TPInferenceError
@@ -36,10 +37,13 @@ from tpinference_engine.executor.base import Executor, Stage
 from tpinference_engine.request import FinishReason, Request, RequestOutput, SamplingParams
 from tpinference_engine.scheduler.limits import SchedulerLimits
 from tpinference_engine.scheduler.scheduler import Scheduler
-from tpinference_engine.step import StepInput
+from tpinference_engine.step import StepInput, StepOutput
 
 IDLE_TICK_S = 1.0
 """An idle core wakes this often to see that its ranks live, and says that it lives itself."""
+
+REST_AFTER_S = 3.0
+"""Without a step: then the executor may give up what makes the next step fast."""
 
 CANARY_ID = "canary"
 """Of the reserved request; those of users come with ids of the API server's own making."""
@@ -66,6 +70,11 @@ class EngineCore:
         self._scheduler: Scheduler | None = None
         self._canaries: list[int] = []
         self._is_stopping = False
+        self._pace = Pace(config.device)
+        # Of the last call: the bucket of its step, which the device may be busy with, and when its
+        # answer came.
+        self._bucket = 0
+        self._answered_at = time.monotonic()
 
     def run(self, on_started: Callable[[], None] = lambda: None) -> bool:
         """Returns when it was told to stop, or False when it failed. Ranks are gone then."""
@@ -119,7 +128,10 @@ class EngineCore:
     def _run_step(self, step: StepInput, executor: Executor, scheduler: Scheduler) -> None:
         # 3. One call: it carries this step and returns what the one before it produced.
         executor.submit(step)
+        held_s = time.monotonic() - self._answered_at
+        time.sleep(max(0.0, self._pace.nap_s(self._bucket) - held_s))
         output = executor.collect()
+        self._learn(step, held_s, output)
         # 4. Tokens to their requests.
         outputs = scheduler.update(output)
         # 5. And to whoever waits for them.
@@ -127,14 +139,23 @@ class EngineCore:
             self._answer_canaries()
         self._emit_progress(scheduler, outputs)
 
+    def _learn(self, step: StepInput, held_s: float, output: StepOutput) -> None:
+        if self._bucket:
+            self._pace.observe(self._bucket, held_s, output.skew_us / 1e6)
+        self._bucket = step.bucket
+        self._answered_at = time.monotonic()
+
     def _take_in(self, executor: Executor, scheduler: Scheduler) -> None:
         if not scheduler.has_work and self._canaries:
             scheduler.add(_canary_request())
         if not scheduler.has_work:
             self._wait(executor, scheduler)
+        # Held back while the device is busy anyway, the next step has who comes by then.
+        send_at = self._answered_at + self._pace.hold_s(self._bucket)
         while not self._is_stopping:
+            left_s = send_at - time.monotonic()
             try:
-                message = self._inbox.get_nowait()
+                message = self._inbox.get(block=left_s > 0, timeout=max(0.0, left_s))
             except queue.Empty:
                 return
             self._handle(message, executor, scheduler)
@@ -149,6 +170,8 @@ class EngineCore:
             message = self._inbox.get(timeout=IDLE_TICK_S)
         except queue.Empty:
             executor.check_alive()
+            if time.monotonic() - self._answered_at >= REST_AFTER_S:
+                executor.rest()
             self._emit_progress(scheduler, [])
             return
         self._handle(message, executor, scheduler)

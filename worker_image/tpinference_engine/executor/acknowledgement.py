@@ -7,13 +7,15 @@ know how they came.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tpinference_engine.errors import GroupDiverged
 from tpinference_engine.step import NO_STEP, StepInput, StepOutput, token_crc
 
 
 def reconcile_outputs(step: StepInput, outputs: Sequence[StepOutput]) -> StepOutput:
-    """Rank 0's output, after every rank acknowledged `step` with the same content.
+    """Rank 0's output, after every rank acknowledged `step` with the same content; with the skew
+    of the rank that waited least.
 
     Raises GroupDiverged with both values at the first difference.
     """
@@ -31,7 +33,7 @@ def reconcile_outputs(step: StepInput, outputs: Sequence[StepOutput]) -> StepOut
                     rank=output.rank,
                 )
     _check_tokens(step, leader)
-    return leader
+    return replace(leader, skew_us=min(output.skew_us for output in outputs))
 
 
 _COMPARED: tuple[tuple[str, Callable[[StepOutput], int]], ...] = (

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from tpinference_engine.config import Transport
 from tpinference_engine.step import StepInput, StepOutput
 
 Stage = Literal["rayJoined", "weightsLoaded", "graphCompiled", "warmedUp"]
@@ -49,6 +50,10 @@ class Executor(Protocol):
     def places(self) -> tuple[RankPlace, ...]:
         """The map of ranks, in order; known after start."""
 
+    @property
+    def step_transport(self) -> Transport | None:
+        """Of the next step, which changes when the engine rests; None = there is no way to go."""
+
     def submit(self, step: StepInput) -> None:
         """Sends one call. At most one is in flight."""
 
@@ -66,6 +71,12 @@ class Executor(Protocol):
         Raises InvalidConfig, before anything is sent, for what is no public method. One rule for
         every backend: a rank that raises has lost the group, whatever it raises. So all else is
         raised as GroupFailed, and the ranks are of no more use then.
+        """
+
+    def rest(self) -> None:
+        """No step is in flight and none is to come soon: stop whatever costs processor time.
+
+        The next `submit` needs no notice. Raises GroupFailed. Idempotent.
         """
 
     def check_alive(self) -> None:

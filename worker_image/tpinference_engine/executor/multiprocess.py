@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, NoReturn
 
-from tpinference_engine.config import EngineConfig
+from tpinference_engine.config import EngineConfig, Transport
 from tpinference_engine.errors import (
     GroupFailed,
     RankDied,
@@ -104,6 +104,13 @@ class MultiprocessExecutor:
         check_rpc_method(method)
         arguments = [tuple(args)] * len(self._ranks)
         return self._call(method, arguments, timeout_s, partial(rpc_failure, method))
+
+    @property
+    def step_transport(self) -> Transport:
+        return "shared-memory"
+
+    def rest(self) -> None:
+        """Nobody spins here."""
 
     def check_alive(self) -> None:
         if self._failure is not None:

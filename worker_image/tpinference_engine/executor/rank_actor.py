@@ -2,12 +2,14 @@
 
 Two-phase: the constructor is cheap and can't fail, so that placement is known, and an error of the
 model comes back as itself, not as a death. Calls come on the actor's main thread, `step` of a
-compiled graph on a thread of Ray's; never both at once, as the driver fences.
+compiled graph on a thread of Ray's; never both at once, as the driver fences. A parked graph thread
+waits in its `step`, and then steps come as calls.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 from tpinference_engine.config import EngineConfig
@@ -20,6 +22,7 @@ from tpinference_engine.executor.semaphores import (
     unlink_semaphores,
 )
 from tpinference_engine.runner.base import RunnerFactory
+from tpinference_engine.transport.base import PARK
 from tpinference_engine.worker import Worker
 
 
@@ -29,6 +32,8 @@ class RankActor:
         self._runner_factory = runner_factory
         self._worker: Worker | None = None
         self._semaphores_before: frozenset[str] = frozenset()
+        # Counts, so that a wake-up that overtakes its PARK is not lost.
+        self._wake_ups = threading.Semaphore(0)
 
     def place(self) -> PlacedActor:
         found = self._the_worker.place()
@@ -54,7 +59,13 @@ class RankActor:
             return getattr(worker, method)(*args)
 
     def step(self, payload: bytes) -> bytes:
+        if payload == PARK:
+            self._wake_ups.acquire()
+            return PARK
         return self._the_worker.step(payload)
+
+    def unpark(self) -> None:
+        self._wake_ups.release()
 
     def prepare_graph(self, max_output_bytes: int) -> None:
         from tpinference_engine.transport.compiled_graph import (

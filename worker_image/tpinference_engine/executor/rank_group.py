@@ -69,6 +69,8 @@ class RankGroup:
         self.places: tuple[RankPlace, ...] = ()
         self.ranks_on_node: tuple[int, ...] = ()
         """For each rank, how many ranks its node holds."""
+        self.shares_raylet = False
+        """Whether all ranks are on the driver's own raylet."""
 
     def place(self, runner_factory: RunnerFactory | None, deadline: Deadline) -> None:
         layout = self._wait_for_nodes(deadline)
@@ -105,7 +107,7 @@ class RankGroup:
         return self._gather(refs, timeout_s, method, as_failure)
 
     def watch_tasks(self, refs: Sequence[Any]) -> None:
-        if self._watch is not None and refs:
+        if self._watch is not None:
             self._watch.watch_tasks(refs)
 
     def check_alive(self) -> None:
@@ -212,7 +214,9 @@ class RankGroup:
         misplaced = find_misplacement(placed, layout)
         if misplaced:
             raise self.fail(RanksNotPlaced(misplaced))
-        order = order_ranks(placed, self._cluster.node_id())
+        driver_node = self._cluster.node_id()
+        self.shares_raylet = all(actor.node_id == driver_node for actor in placed)
+        order = order_ranks(placed, driver_node)
         in_order = [placed[index] for index in order]
         self.actors = tuple(self.actors[index] for index in order)
         self.places = tuple(

@@ -47,7 +47,8 @@ class RankWatch:
         return self._listener.address
 
     def watch_tasks(self, refs: Sequence[Any]) -> None:
-        """Refs, in rank order, that get ready only when their rank has ended."""
+        """Refs, in rank order, that get ready only when their rank has ended; they replace the ones
+        before."""
         self._refs = {ref: rank for rank, ref in enumerate(refs)}
 
     def wait_until_all_ended(self, timeout_s: float) -> bool:
@@ -79,6 +80,8 @@ class RankWatch:
         if not refs:
             return []
         ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0)
+        if refs is not self._refs:
+            return []  # Replaced meanwhile, so they may have ended with their graph.
         if ready:
             self._refs = {}
         return [refs[ref] for ref in ready]

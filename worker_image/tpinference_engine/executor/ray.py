@@ -1,6 +1,7 @@
 """The product's executor: ranks are Ray actors, steps go through a transport of Ray's.
 
-One thread calls it, for its whole life. What an error means for the group is in `rank_group.py`.
+One thread calls it, for its whole life. What an error means for the group is in `rank_group.py`,
+which transport a step takes in `step_path.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from tpinference_engine.config import EngineConfig
+from tpinference_engine.config import EngineConfig, Transport
 from tpinference_engine.errors import TPInferenceError, cause_for
 from tpinference_engine.executor.base import BeginStage, RankPlace
 from tpinference_engine.executor.bring_up import (
@@ -18,20 +19,13 @@ from tpinference_engine.executor.bring_up import (
     rpc_failure,
     startup_deadline,
 )
-from tpinference_engine.executor.deadline import Deadline
 from tpinference_engine.executor.rank_group import RankGroup
 from tpinference_engine.executor.ray_cluster import RayCluster
-from tpinference_engine.executor.semaphores import (
-    graph_semaphores,
-    sweep_dead_semaphores,
-    unlink_semaphores,
-)
+from tpinference_engine.executor.semaphores import sweep_dead_semaphores
 from tpinference_engine.executor.step_in_flight import StepInFlight
+from tpinference_engine.executor.step_path import StepPath
 from tpinference_engine.runner.base import RunnerFactory
 from tpinference_engine.step import StepInput, StepOutput
-from tpinference_engine.transport.actor_call import ActorCallTransport
-from tpinference_engine.transport.base import StepTransport
-from tpinference_engine.transport.compiled_graph import CompiledGraphTransport
 
 
 class RayExecutor:
@@ -43,14 +37,12 @@ class RayExecutor:
     ) -> None:
         """`max_model_len` sizes the channels. `runner_factory` None = the model."""
         self._config = config
-        self._limits = config.step_limits(max_model_len)
+        limits = config.step_limits(max_model_len)
         self._runner_factory = runner_factory
         self._cluster = RayCluster(config.ray_address, config.tensor_parallel_size)
         self._group = RankGroup(config, self._cluster)
-        self._transport: StepTransport | None = None
-        self._in_flight = StepInFlight(self._limits)
-        self._graph_names_linked = False
-        self._names_before: frozenset[str] = frozenset()
+        self._path = StepPath(config, limits, self._cluster, self._group)
+        self._in_flight = StepInFlight(limits)
         self.num_blocks = 0
 
     def start(self, begin_stage: BeginStage) -> None:
@@ -65,33 +57,33 @@ class RayExecutor:
                 self._group.ranks_on_node,
                 self._config,
                 begin_stage,
-                lambda: self._connect_steps(deadline),
+                lambda: self._path.connect(deadline.remaining_s),
             )
 
     @property
     def places(self) -> tuple[RankPlace, ...]:
         return self._group.places
 
+    @property
+    def step_transport(self) -> Transport:
+        return self._path.transport
+
     def submit(self, step: StepInput) -> None:
         self._group.check_alive()
-        assert self._transport is not None, "start has returned"
-        payload = self._in_flight.pack(step)
+        self._path.submit(self._in_flight.pack(step))
+
+    def collect(self) -> StepOutput:
+        assert self._in_flight, "submit came before"
+        answers = self._path.result()
         try:
-            self._transport.submit(payload)
+            return self._in_flight.unpack(answers)
         except TPInferenceError as error:
             failure = self._group.fail(error)
             raise failure from cause_for(failure, error)
 
-    def collect(self) -> StepOutput:
-        assert self._transport is not None and self._in_flight, "submit came before"
-        try:
-            output = self._in_flight.unpack(self._transport.result(self._config.step_timeout_s))
-        except TPInferenceError as error:
-            failure = self._group.fail(error)
-            raise failure from cause_for(failure, error)
-        if self._graph_names_linked:
-            self._unlink_graph_names()
-        return output
+    def rest(self) -> None:
+        self._group.check_alive()
+        self._path.rest()
 
     def collective_rpc(
         self, method: str, args: Sequence[Any] = (), timeout_s: float | None = None
@@ -111,45 +103,7 @@ class RayExecutor:
     def shutdown(self) -> None:
         # Killed first: tearing a graph down waits for ranks that may never return.
         self._group.kill()
-        if self._transport is not None:
-            self._transport.close()
-            self._transport = None
+        self._path.close()
         self._group.release()
         self._cluster.leave()
         sweep_dead_semaphores()
-
-    def _connect_steps(self, deadline: Deadline) -> None:
-        if self._config.step_transport == "actor-call":
-            self._transport = ActorCallTransport(self._group.actors)
-            return
-        sweep_dead_semaphores()
-        self._names_before = self._own_graph_names()
-        output_bytes = self._limits.max_output_bytes
-        self._group.call(
-            lambda actor, _: actor.prepare_graph.remote(output_bytes),
-            deadline.remaining_s,
-            "prepare_graph",
-        )
-        try:
-            self._transport = CompiledGraphTransport(
-                self._group.actors, max_input_bytes=self._limits.max_input_bytes
-            )
-        except TPInferenceError as error:
-            failure = self._group.fail(error)
-            raise failure from cause_for(failure, error)
-        self._group.watch_tasks(self._transport.watched_refs())
-        self._graph_names_linked = True
-
-    def _unlink_graph_names(self) -> None:
-        """After the first step every process has the semaphores open; their names serve nobody."""
-        self._graph_names_linked = False
-        self._group.call(
-            lambda actor, _: actor.unlink_graph_semaphores.remote(),
-            self._config.step_timeout_s,
-            "unlink_graph_semaphores",
-        )
-        unlink_semaphores(self._own_graph_names() - self._names_before)
-
-    def _own_graph_names(self) -> frozenset[str]:
-        raylet = self._cluster.raylet_pid()
-        return frozenset() if raylet is None else graph_semaphores(raylet)

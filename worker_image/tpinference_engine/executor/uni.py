@@ -65,6 +65,13 @@ class UniExecutor:
             failure = rpc_failure(method, error)
             raise failure from cause_for(failure, error)
 
+    @property
+    def step_transport(self) -> None:
+        return None
+
+    def rest(self) -> None:
+        """Nobody spins here."""
+
     def check_alive(self) -> None:
         self._require_worker()
 

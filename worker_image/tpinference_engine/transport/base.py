@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+PARK = b"park"
+"""In a step's place: the rank's graph thread waits, without spinning, until `unpark` is called. Not
+empty, since an empty message does not arrive across raylets (Ray 2.60)."""
+
 
 class StepTransport(Protocol):
     """Used by one thread. One call in flight at most, so messages can't overtake each other."""
