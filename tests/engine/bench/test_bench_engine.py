@@ -54,6 +54,7 @@ def test_lengths_over_the_models_are_refused(
     tiny_model: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = f"--model {tiny_model('llama-9-heads-3-kv')} {ENGINE}".split()
-    assert main(["bench", "latency", "--input-len", "50", "--output-len", "15", *flags]) == 2
+    shape = "--input-len 50 --output-len 15 --batch-size 4"
+    assert main(["bench", "latency", *shape.split(), *flags]) == 2
     words = "input_len is 50 and output_len is 15, must be at most 64 together, the model's length"
     assert words in capsys.readouterr().err
