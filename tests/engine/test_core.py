@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tpinference_engine.config import EngineConfig
+from tpinference_engine.config import EngineConfig, Transport
 from tpinference_engine.engine import core as core_module
 from tpinference_engine.engine.core import CANARY_ID, EngineCore
 from tpinference_engine.engine.messages import (
@@ -51,6 +51,8 @@ Message = TypeVar("Message")
 class TroubledExecutor:
     """A real one that notes what is called, and fails where a test says so."""
 
+    step_transport: Transport | None = None
+
     def __init__(self, config: EngineConfig) -> None:
         self._inner = UniExecutor(config, 64, EchoRunner)
         self.log: list[str] = []
@@ -89,10 +91,6 @@ class TroubledExecutor:
     ) -> list[Any]:
         self._note(method)
         return self._inner.collective_rpc(method, args, timeout_s)
-
-    @property
-    def step_transport(self) -> None:
-        return None
 
     def rest(self) -> None:
         self._note("rest")
@@ -237,8 +235,6 @@ def test_an_idle_engine_rests_and_not_before_it_has_been_idle_for_a_while(
     ended_at = time.monotonic()
     assert rested.wait(5)
     assert time.monotonic() - ended_at > 0.15
-    log = harness.executor.log
-    assert "check_alive" in log[log.index("flush") : log.index("rest")]
 
 
 @pytest.mark.parametrize("call", ["step", "collect 2", "flush"])

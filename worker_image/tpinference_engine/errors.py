@@ -20,6 +20,8 @@ TPInferenceError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class TPInferenceError(Exception):
     """Root of the engine's errors."""
@@ -55,7 +57,7 @@ class RequestRefused(TPInferenceError):
 
 
 class PromptTooLong(RequestRefused):
-    """Prompt and wanted output exceed what the model or the cache can hold."""
+    """Prompt and wanted output exceed what the model can hold."""
 
 
 class EngineBusy(TPInferenceError):
@@ -84,6 +86,15 @@ class RankDied(GroupFailed):
 
 class StepTimedOut(GroupFailed):
     """A step passed its deadline."""
+
+    @classmethod
+    def without(cls, ranks: Sequence[int], doing: str, timeout_s: float | None) -> StepTimedOut:
+        """`ranks` have not answered. One is named if it is the only one: of several, all others may
+        be waiting for one."""
+        late = sorted(ranks)
+        limit = "" if timeout_s is None else f" in {timeout_s:g} s"
+        blamed = late[0] if len(late) == 1 else None
+        return cls(f"{doing}: no answer of ranks {late}{limit}", rank=blamed)
 
 
 class GroupDiverged(GroupFailed):

@@ -185,8 +185,7 @@ class MultiprocessExecutor:
         while waiting:
             ready = wait(list(waiting), None if deadline is None else deadline.remaining_s)
             if not ready:
-                late = sorted(waiting.values())
-                raise StepTimedOut(f"{method}: no answer of ranks {late}", rank=late[0])
+                raise StepTimedOut.without(list(waiting.values()), method, timeout_s)
             for calls in ready:
                 assert isinstance(calls, Connection), "only these were waited for"
                 rank = waiting.pop(calls)
@@ -229,7 +228,8 @@ class MultiprocessExecutor:
 
     def _named(self, error: TPInferenceError) -> TPInferenceError:
         """An error that names nobody is told by a survivor: who died may not be seen yet."""
-        if isinstance(error, GroupFailed) and error.rank is None:
+        nameless = isinstance(error, GroupFailed) and error.rank is None
+        if nameless and not isinstance(error, StepTimedOut):
             rank_of = {rank.process.sentinel: i for i, rank in enumerate(self._ranks)}
             for sentinel in wait(list(rank_of), _NAMING_S):
                 assert isinstance(sentinel, int), "only these were waited for"

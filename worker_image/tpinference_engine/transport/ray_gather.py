@@ -25,8 +25,7 @@ def gather(refs: Sequence[Any], timeout_s: float | None, doing: str) -> list[Any
         left = None if end is None else max(0.0, end - time.monotonic())
         ready, pending = ray.wait(pending, num_returns=1, timeout=left)
         if not ready:
-            late = sorted(rank_of[ref] for ref in pending)
-            raise StepTimedOut(f"{doing}: no answer of ranks {late} in {timeout_s} s", rank=late[0])
+            raise StepTimedOut.without([rank_of[ref] for ref in pending], doing, timeout_s)
         for ref in ready:
             answers[rank_of[ref]] = _answer(ref, rank_of[ref], doing)
     return [answers[rank] for rank in range(len(refs))]

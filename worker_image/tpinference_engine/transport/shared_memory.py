@@ -114,9 +114,7 @@ class SharedMemoryTransport:
             for rank in range(len(self._outputs)):
                 self.check_rank(rank)
             if time.monotonic() > end:
-                raise StepTimedOut(
-                    f"a step: no answer of ranks {late} in {timeout_s} s", rank=late[0]
-                )
+                raise StepTimedOut.without(late, "a step", timeout_s)
         return [answers[rank] for rank in range(len(self._outputs))]
 
     def watched_refs(self) -> list[Any]:
