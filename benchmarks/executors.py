@@ -98,6 +98,7 @@ class _Machine:
             num_warmups=args.num_iters_warmup,
             num_batches=args.num_iters,
             host_work_s=args.host_work_us / 1e6,
+            paced=not args.at_once,
         )
 
     def _address(self, cell: Cell) -> str:
@@ -178,6 +179,7 @@ def _parse() -> argparse.Namespace:
     ):
         add(flag, type=_count, default=value, metavar="N")
     add("--host-work-us", type=float, default=0.0, metavar="US", help="of a scheduler, emulated")
+    add("--at-once", action="store_true", help="send the next call at once, not at the core's pace")
     add("--json", action="store_true", help="print JSON in place of a table")
     add("--output-json", type=Path, metavar="FILE", help="a file for the JSON")
     add("--check", action="store_true", help="exit with 1 if a goal is missed")

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from step_benchmark.cell import Cell
 from step_benchmark.messages import Shape, number_steps, plan_batch
+from step_benchmark.paced import PacedDriver
 from step_benchmark.pipeline import RayPipeline, StepDriver, ThreadRanks
 from step_benchmark.runners import runner_factory
 from tpinference_engine.config import EngineConfig
+from tpinference_engine.engine.pace import Pace
 from tpinference_engine.executor.factory import make_executor
 from tpinference_engine.step import StepInput
 from tpinference_engine.worker import SWITCH_INTERVAL_S
@@ -33,6 +35,8 @@ class Task:
     num_warmups: int
     num_batches: int
     host_work_s: float
+    paced: bool
+    """Whether steps that the product would send are sent when it would."""
 
 
 def measure(task: Task) -> tuple[float, ...]:
@@ -83,6 +87,8 @@ def _start(task: Task) -> StepDriver:
         return ThreadRanks(config, factory)
     executor = make_executor(config, max_model_len, factory)
     executor.start(lambda stage: None)
+    if task.paced and cell.returns == "lagged" and not cell.is_baseline:
+        return PacedDriver(executor, Pace("cpu" if cell.device == "cpu" else "cuda"))
     return executor
 
 
