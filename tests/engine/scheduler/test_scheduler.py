@@ -112,6 +112,25 @@ def test_a_lower_priority_number_is_admitted_first(make_scheduler: Callable[...,
     scheduler.check_integrity()
 
 
+def test_equal_priorities_go_by_arrival_and_a_late_one_of_more_priority_passes_the_waiting(
+    make_scheduler: Callable[..., Any],
+) -> None:
+    """It takes no slot from who runs: only blocks are taken, by who runs already."""
+    scheduler = make_scheduler(max_num_seqs=1)
+    scheduler.ask("runs", (1,), max_tokens=1, priority=5)
+    scheduler.run()
+    for name, token_id, priority in (("a", 2, 1), ("b", 3, 1), ("c", 4, 0)):
+        scheduler.ask(name, (token_id,), max_tokens=1, priority=priority)
+    began = []
+    for _ in range(8):
+        step = scheduler.schedule()
+        if step is None:
+            break
+        began += [row.tokens[0] for row in step.forward]
+        scheduler.answer(step, *(7 for _ in step.sample))
+    assert began == [4, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("params", "chosen", "finish"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tpinference_engine.errors import InvalidConfig, PromptTooLong, RequestRefused
@@ -96,6 +97,20 @@ def test_prompt_and_output_fit_the_model(
     with pytest.raises(PromptTooLong, match="the model allows 32") as caught:
         check_request(wanted, limits())
     assert (caught.value.param, caught.value.code) == (refused, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("priority", [-(2**31), -1, 1, 2**31 - 1])
+def test_a_priority_is_refused_where_requests_are_served_as_they_come(priority: int) -> None:
+    wanted = msgspec.structs.replace(request(), priority=priority)
+    with pytest.raises(RequestRefused, match=f"priority is {priority}, must be 0.*'priority'") as e:
+        check_request(wanted, limits())
+    assert e.value.param == "priority"
+    check_request(wanted, limits(scheduling_policy="priority"))
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_the_neutral_priority_is_always_allowed(policy: str) -> None:
+    check_request(request(), limits(scheduling_policy=policy))
 
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(8, 4), (2, 16), (1, 32), (5, 7)])

@@ -15,7 +15,7 @@ from tpinference_engine.scheduler.request_state import RequestState
 class RequestBlocks:
     def __init__(self, limits: SchedulerLimits, *, shares_prefixes: bool) -> None:
         self._limits = limits
-        self._shares_prefixes = shares_prefixes
+        self.shares_prefixes = shares_prefixes
         self._cache = PrefixCache()
         self._pool = BlockPool(limits.num_blocks, self._cache)
 
@@ -58,7 +58,7 @@ class RequestBlocks:
     def find_prefix(self, state: RequestState) -> tuple[int, ...]:
         """Cached blocks that a waiting request can begin with. The last token is never among
         them: its logits are wanted, so at least that one is computed."""
-        if not self._shares_prefixes:
+        if not self.shares_prefixes:
             return ()
         most = (len(state.tokens) - 1) // self._limits.block_size
         return self._cache.longest(state.keys.first(most, state.tokens))
@@ -76,7 +76,7 @@ class RequestBlocks:
         """
         full = min(state.num_computed, len(state.tokens)) // self._limits.block_size
         first = state.num_published_blocks
-        if not self._shares_prefixes or full <= first:
+        if not self.shares_prefixes or full <= first:
             return
         keys = state.keys.first(full, state.tokens)[first:]
         for key, block in zip(keys, self._pool.blocks_of(state.request_id, first), strict=False):

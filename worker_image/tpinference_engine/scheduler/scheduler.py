@@ -239,7 +239,7 @@ class Scheduler:
             plan.add(state, num_tokens)
 
     def _count_lookup(self, state: RequestState) -> None:
-        if state.num_preemptions == 0:
+        if self._blocks.shares_prefixes and state.num_preemptions == 0:
             stats = self._stats
             self._stats = replace(
                 stats,
