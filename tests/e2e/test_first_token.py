@@ -29,6 +29,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 GRACE_S = 90
 NUM_TOKENS = 12
 LOCAL_START_S = 120.0
+# Its canary comes every 10 s and it rests 3 s after one.
+REST_TIMEOUT_S = 40
 
 
 def test_two_ranks_run_in_two_pods(serving: Serving) -> None:
@@ -68,6 +70,19 @@ def test_tokens_equal_those_of_an_engine_on_this_machine(serving: Serving, model
     }
     (choice,) = serving.post("/v1/completions", body)["choices"]
     assert choice["token_ids"] == asyncio.run(local_tokens(model, prompt))
+
+
+def test_an_idle_engine_leaves_its_graph_and_answers_all_the_same(serving: Serving) -> None:
+    wait_for(
+        "the engine to rest",
+        lambda: serving.engine_status()["stepTransport"] == "actor-call",
+        timeout_s=REST_TIMEOUT_S,
+        describe=serving.explain,
+    )
+    began = time.monotonic()
+    assert serving.ask(QUESTION) == "The capital of France is Paris."
+    print(f"answered {time.monotonic() - began:.1f} s after a rest")
+    assert serving.engine_status()["stepTransport"] == "actor-call", "a short answer compiled"
 
 
 def test_steady_state_writes_nothing(serving: Serving) -> None:

@@ -260,6 +260,7 @@ async def test_status_says_what_the_operator_reads(
         "requests": {"running": 0, "waiting": 0},
         "model": {"servedNames": ["test"], "maxModelLen": 64},
         "cache": {"numBlocks": 10_000, "freeBlocks": 10_000},
+        "stepTransport": None,
     }
     assert engine.tick_age_s < DEADLINE_S
 

@@ -122,6 +122,8 @@ class StepOutput:
     """How long the rank waited for the device, once all of the call was queued."""
     tokens: tuple[SampledToken, ...] = ()
     """From rank 0 alone; other ranks only acknowledge."""
+    skews_us: tuple[int, ...] = ()
+    """Of all ranks, in their order: filled in where the driver compares them, in no message."""
 
 
 @dataclass(frozen=True, slots=True)

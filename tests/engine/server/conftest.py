@@ -193,7 +193,7 @@ def script_app(
     ) -> AsyncIterator[ScriptedApp]:
         engine = ScriptedEngine(script)
         model = replace(served_model, **changes)  # type: ignore[arg-type]
-        yield ScriptedApp(engine, Serving(engine, model, Gate(max_requests), Metrics(dict)))
+        yield ScriptedApp(engine, Serving(engine, model, Gate(max_requests), Metrics(dict, "tiny")))
 
     return make
 
@@ -205,7 +205,7 @@ def serve_script(
     @asynccontextmanager
     async def serve(script: Script, *, max_requests: int = 100) -> AsyncIterator[ServedApp]:
         engine = ScriptedEngine(script)
-        serving = Serving(engine, served_model, Gate(max_requests), Metrics(dict))
+        serving = Serving(engine, served_model, Gate(max_requests), Metrics(dict, "tiny"))
         served = ServedApp(engine, serving)
         listener = Listener(served.app, reserve_port("port", "127.0.0.1", 0), access_log=False)
         served.connect(listener.port)

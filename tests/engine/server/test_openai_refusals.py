@@ -284,5 +284,7 @@ async def test_request_that_was_refused_harms_no_other(
         good = await post(served, "/v1/completions", {"model": "tiny", "prompt": "p"})
         assert good.status_code == 200
         failures = served.serving.metrics.render().decode()
-    assert 'request_failure_total{code="unsupported_parameter"} 1.0' in failures
-    assert 'request_success_total{finished_reason="stop"} 1.0' in failures
+    labels = 'code="unsupported_parameter",engine="0",model_name="tiny"'
+    assert f"request_failure_total{{{labels}}} 1.0" in failures
+    labels = 'engine="0",finished_reason="stop",model_name="tiny"'
+    assert f"request_success_total{{{labels}}} 1.0" in failures

@@ -27,6 +27,7 @@ from tpinference_engine.engine.messages import (
     Progress,
     RunCanary,
     StageBegan,
+    StepReport,
 )
 from tpinference_engine.engine.parts import BuildParts, build_parts
 from tpinference_engine.engine.process import ProcessLink
@@ -44,6 +45,7 @@ from tpinference_engine.errors import (
 from tpinference_engine.request import FinishReason, Request, RequestOutput
 from tpinference_engine.scheduler.admission import check_request
 from tpinference_engine.scheduler.limits import SchedulerLimits
+from tpinference_engine.scheduler.stats import SchedulerStats
 
 SHUTDOWN_TIMEOUT_S = 10.0
 """A core that has not ended by then is killed; its ranks then end by themselves."""
@@ -74,6 +76,7 @@ class AsyncEngine:
         self._calls: dict[int, asyncio.Future[tuple[Any, ...]]] = {}
         self._call_ids = itertools.count()
         self._changed = asyncio.Event()
+        self._on_step: Callable[[StepReport], None] = lambda report: None
 
     # Life.
 
@@ -122,6 +125,14 @@ class AsyncEngine:
 
     def status(self) -> EngineStatus:
         return self._board.status()
+
+    @property
+    def stats(self) -> SchedulerStats:
+        return self._board.stats
+
+    def watch_steps(self, on_step: Callable[[StepReport], None]) -> None:
+        """`on_step` hears of every step from now on."""
+        self._on_step = on_step
 
     @property
     def limits(self) -> SchedulerLimits:
@@ -198,6 +209,8 @@ class AsyncEngine:
                 self._board.hear(message)
                 for output in outputs:
                     self._deliver(output)
+                if message.step is not None:
+                    self._on_step(message.step)
             case StageBegan() | CoreReady():
                 self._board.hear(message)
             case CallDone():

@@ -10,6 +10,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tpinference_engine.config import EngineConfig
@@ -26,18 +27,19 @@ from tpinference_engine.engine.messages import (
     Progress,
     RunCanary,
     StageBegan,
+    StepReport,
     StopCore,
     ToCore,
 )
-from tpinference_engine.engine.pace import Pace
 from tpinference_engine.engine.parts import BuildParts, ModelFacts
 from tpinference_engine.engine.status import CacheStatus, RequestCounts
+from tpinference_engine.engine.stepper import Stepper
 from tpinference_engine.errors import EngineBusy, InvalidConfig, RequestRefused, TPInferenceError
 from tpinference_engine.executor.base import Executor, Stage
 from tpinference_engine.request import FinishReason, Request, RequestOutput, SamplingParams
 from tpinference_engine.scheduler.limits import SchedulerLimits
 from tpinference_engine.scheduler.scheduler import Scheduler
-from tpinference_engine.step import StepInput, StepOutput
+from tpinference_engine.step import StepInput
 
 IDLE_TICK_S = 1.0
 """An idle core wakes this often to see that its ranks live, and says that it lives itself."""
@@ -49,6 +51,15 @@ CANARY_ID = "canary"
 """Of the reserved request; those of users come with ids of the API server's own making."""
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What a start makes."""
+
+    executor: Executor
+    scheduler: Scheduler
+    stepper: Stepper
 
 
 class EngineCore:
@@ -70,18 +81,13 @@ class EngineCore:
         self._scheduler: Scheduler | None = None
         self._canaries: list[int] = []
         self._is_stopping = False
-        self._pace = Pace(config.device)
-        # Of the last call: the bucket of its step, which the device may be busy with, and when its
-        # answer came.
-        self._bucket = 0
-        self._answered_at = time.monotonic()
 
     def run(self, on_started: Callable[[], None] = lambda: None) -> bool:
         """Returns when it was told to stop, or False when it failed. Ranks are gone then."""
         try:
-            executor, scheduler = self._start()
+            running = self._start()
             on_started()
-            self._loop(executor, scheduler)
+            self._loop(running)
             self._end_requests(FinishReason.ABORT)
             return True
         except Exception as error:
@@ -90,7 +96,7 @@ class EngineCore:
         finally:
             self._shut_down()
 
-    def _start(self) -> tuple[Executor, Scheduler]:
+    def _start(self) -> _Running:
         began = time.monotonic()
 
         def begin_stage(stage: Stage) -> None:
@@ -111,81 +117,69 @@ class EngineCore:
         # Counts first: who hears that the core is ready finds all of its status there.
         self._emit_progress(scheduler, [])
         self._emit(CoreReady(time.monotonic() - began, limits, executor.places))
-        return executor, scheduler
+        return _Running(executor, scheduler, Stepper(executor, self._config.device))
 
-    def _loop(self, executor: Executor, scheduler: Scheduler) -> None:
+    def _loop(self, running: _Running) -> None:
         while True:
             # 1. Requests, aborts and calls. Waits for one if there is nothing to run.
-            self._take_in(executor, scheduler)
+            self._take_in(running)
             if self._is_stopping:
                 return
-            self._end_late(scheduler)
+            self._end_late(running.scheduler)
             # 2. What the next step computes.
-            step = scheduler.schedule()
+            step = running.scheduler.schedule()
             if step is not None:
-                self._run_step(step, executor, scheduler)
+                self._run_step(step, running)
 
-    def _run_step(self, step: StepInput, executor: Executor, scheduler: Scheduler) -> None:
+    def _run_step(self, step: StepInput, running: _Running) -> None:
         # 3. One call: it carries this step and returns what the one before it produced.
-        executor.submit(step)
-        held_s = time.monotonic() - self._answered_at
-        time.sleep(max(0.0, self._pace.nap_s(self._bucket) - held_s))
-        output = executor.collect()
-        self._learn(step, held_s, output)
+        output, report = running.stepper.run(step)
         # 4. Tokens to their requests.
-        outputs = scheduler.update(output)
+        outputs = running.scheduler.update(output)
         # 5. And to whoever waits for them.
         if output.tokens:
             self._answer_canaries()
-        self._emit_progress(scheduler, outputs)
+        self._emit_progress(running.scheduler, outputs, report)
 
-    def _learn(self, step: StepInput, held_s: float, output: StepOutput) -> None:
-        if self._bucket:
-            self._pace.observe(self._bucket, held_s, output.skew_us / 1e6)
-        self._bucket = step.bucket
-        self._answered_at = time.monotonic()
-
-    def _take_in(self, executor: Executor, scheduler: Scheduler) -> None:
-        if not scheduler.has_work and self._canaries:
-            scheduler.add(_canary_request())
-        if not scheduler.has_work:
-            self._wait(executor, scheduler)
-        # Held back while the device is busy anyway, the next step has who comes by then.
-        send_at = self._answered_at + self._pace.hold_s(self._bucket)
+    def _take_in(self, running: _Running) -> None:
+        if not running.scheduler.has_work and self._canaries:
+            running.scheduler.add(_canary_request())
+        if not running.scheduler.has_work:
+            self._wait(running)
         while not self._is_stopping:
-            left_s = send_at - time.monotonic()
+            early_s = running.stepper.early_s
             try:
-                message = self._inbox.get(block=left_s > 0, timeout=max(0.0, left_s))
+                message = self._inbox.get(block=early_s > 0, timeout=early_s)
             except queue.Empty:
                 return
-            self._handle(message, executor, scheduler)
+            self._handle(message, running)
 
     def _end_late(self, scheduler: Scheduler) -> None:
         late = scheduler.expire(time.monotonic())
         if late:
             self._emit_progress(scheduler, late)
 
-    def _wait(self, executor: Executor, scheduler: Scheduler) -> None:
+    def _wait(self, running: _Running) -> None:
         try:
             message = self._inbox.get(timeout=IDLE_TICK_S)
         except queue.Empty:
-            executor.check_alive()
-            if time.monotonic() - self._answered_at >= REST_AFTER_S:
-                executor.rest()
-            self._emit_progress(scheduler, [])
+            running.executor.check_alive()
+            if running.stepper.idle_s >= REST_AFTER_S:
+                running.executor.rest()
+            self._emit_progress(running.scheduler, [])
             return
-        self._handle(message, executor, scheduler)
+        self._handle(message, running)
 
-    def _handle(self, message: ToCore, executor: Executor, scheduler: Scheduler) -> None:
+    def _handle(self, message: ToCore, running: _Running) -> None:
         match message:
             case AddRequest(request):
-                self._add(request, scheduler)
+                self._add(request, running.scheduler)
             case AbortRequest(request_id):
-                aborted = scheduler.abort(request_id)
+                aborted = running.scheduler.abort(request_id)
                 if aborted is not None:
-                    self._emit_progress(scheduler, [aborted])
+                    self._emit_progress(running.scheduler, [aborted])
             case CallRanks():
-                self._call_ranks(message, executor, scheduler)
+                self._call_ranks(message, running)
             case RunCanary(call_id):
                 self._canaries.append(call_id)
             case StopCore():
@@ -204,16 +198,16 @@ class EngineCore:
             )
             self._emit_progress(scheduler, [refused])
 
-    def _call_ranks(self, call: CallRanks, executor: Executor, scheduler: Scheduler) -> None:
+    def _call_ranks(self, call: CallRanks, running: _Running) -> None:
         """The fence is a flush: after it no logits are pending and no rank works.
 
         A call that a rank failed in has lost the group, so what it raises ends the loop.
         """
-        flush = scheduler.flush()
+        flush = running.scheduler.flush()
         if flush is not None:
-            self._run_step(flush, executor, scheduler)
+            self._run_step(flush, running)
         try:
-            answers = executor.collective_rpc(call.method, call.args, call.timeout_s)
+            answers = running.executor.collective_rpc(call.method, call.args, call.timeout_s)
         except InvalidConfig as error:  # There is no such method, and no rank was asked.
             self._emit(CallDone(call.call_id, error=str(error)))
         else:
@@ -225,7 +219,12 @@ class EngineCore:
             self._emit(CallDone(call_id))
         self._canaries.clear()
 
-    def _emit_progress(self, scheduler: Scheduler, outputs: list[RequestOutput]) -> None:
+    def _emit_progress(
+        self,
+        scheduler: Scheduler,
+        outputs: list[RequestOutput],
+        step: StepReport | None = None,
+    ) -> None:
         self._emit(
             Progress(
                 outputs=tuple(o for o in outputs if o.request_id != CANARY_ID),
@@ -235,6 +234,9 @@ class EngineCore:
                 cache=CacheStatus(
                     num_blocks=scheduler.limits.num_blocks, free_blocks=scheduler.num_free_blocks
                 ),
+                stats=scheduler.stats,
+                step_transport=self._executor.step_transport if self._executor else None,
+                step=step,
             )
         )
 

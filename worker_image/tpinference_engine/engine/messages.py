@@ -11,10 +11,12 @@ from typing import Any
 
 import msgspec
 
+from tpinference_engine.config import Transport
 from tpinference_engine.engine.status import CacheStatus, Failure, RequestCounts
 from tpinference_engine.executor.base import RankPlace, Stage
 from tpinference_engine.request import Request, RequestOutput
 from tpinference_engine.scheduler.limits import SchedulerLimits
+from tpinference_engine.scheduler.stats import SchedulerStats
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
@@ -60,12 +62,29 @@ class CoreReady(msgspec.Struct, frozen=True, tag=True):
     places: tuple[RankPlace, ...]
 
 
+class StepReport(msgspec.Struct, frozen=True):
+    """One call, as the driver saw it."""
+
+    seconds: float
+    """From the answer to the call before, or from its own sending if the device was idle."""
+    num_tokens: int
+    """Of its step, in all requests."""
+    skews_us: tuple[int, ...]
+    """How long each rank waited for its device. Of a call that came in time none is 0; among
+    themselves they differ by what one rank is slower than another."""
+    waited_for_step: bool
+    """Whether the device had a step to finish when the call came."""
+
+
 class Progress(msgspec.Struct, frozen=True, tag=True):
     """After every step, and every second while idle: the loop's sign of life."""
 
     outputs: tuple[RequestOutput, ...]
     requests: RequestCounts
     cache: CacheStatus
+    stats: SchedulerStats = SchedulerStats()
+    step_transport: Transport | None = None
+    step: StepReport | None = None
 
 
 class CallDone(msgspec.Struct, frozen=True, tag=True):

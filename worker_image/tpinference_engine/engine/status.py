@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from tpinference_engine.config import Transport
 from tpinference_engine.executor.base import RankPlace, Stage
 
 EngineState = Literal["starting", "ready", "draining", "failed", "stopped"]
@@ -80,6 +81,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     requests: RequestCounts
     model: ModelStatus
     cache: CacheStatus
+    step_transport: Transport | None = None
+    """How the next step reaches the ranks: an idle engine leaves its compiled graph."""
 
 
 def rank_statuses(places: tuple[RankPlace, ...], *, alive: bool) -> tuple[RankStatus, ...]:

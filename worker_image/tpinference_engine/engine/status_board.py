@@ -21,6 +21,7 @@ from tpinference_engine.engine.status import (
     rank_statuses,
 )
 from tpinference_engine.scheduler.limits import SchedulerLimits
+from tpinference_engine.scheduler.stats import SchedulerStats
 
 
 class StatusBoard:
@@ -41,6 +42,10 @@ class StatusBoard:
     @property
     def stage(self) -> str:
         return self._stages[-1].name if self._stages else "the first stage"
+
+    @property
+    def stats(self) -> SchedulerStats:
+        return self._progress.stats
 
     @property
     def tick_age_s(self) -> float:
@@ -68,7 +73,7 @@ class StatusBoard:
         """The first failure is the cause; later ones follow from it."""
         if self.failure is None and self.state != "stopped":
             self.failure, self.state = failure, "failed"
-            self._progress = Progress((), RequestCounts(), self._progress.cache)
+            self._progress = Progress((), RequestCounts(), self._progress.cache, self.stats)
 
     def status(self) -> EngineStatus:
         ready, failure, limits = self._ready, self.failure, self.limits
@@ -87,6 +92,7 @@ class StatusBoard:
                 max_model_len=limits.max_model_len if limits else None,
             ),
             cache=self._progress.cache,
+            step_transport=self._progress.step_transport,
         )
 
     def _stage_statuses(self) -> tuple[StageStatus, ...]:

@@ -14,8 +14,7 @@ from tpinference_engine.step import NO_STEP, StepInput, StepOutput, token_crc
 
 
 def reconcile_outputs(step: StepInput, outputs: Sequence[StepOutput]) -> StepOutput:
-    """Rank 0's output, after every rank acknowledged `step` with the same content; with the skew
-    of the rank that waited least.
+    """Rank 0's output, with all ranks' skews, after every one acknowledged `step` alike.
 
     Raises GroupDiverged with both values at the first difference.
     """
@@ -33,7 +32,7 @@ def reconcile_outputs(step: StepInput, outputs: Sequence[StepOutput]) -> StepOut
                     rank=output.rank,
                 )
     _check_tokens(step, leader)
-    return replace(leader, skew_us=min(output.skew_us for output in outputs))
+    return replace(leader, skews_us=tuple(output.skew_us for output in outputs))
 
 
 _COMPARED: tuple[tuple[str, Callable[[StepOutput], int]], ...] = (

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +21,7 @@ import uvloop
 from tpinference_engine.config import EngineConfig, ServerConfig
 from tpinference_engine.engine.async_engine import AsyncEngine
 from tpinference_engine.engine.failure import failure_of
+from tpinference_engine.engine.messages import StepReport
 from tpinference_engine.engine.status import Failure
 from tpinference_engine.errors import StartupTimedOut, StepTimedOut, TPInferenceError
 from tpinference_engine.server.admin_app import admin_app
@@ -50,6 +51,8 @@ class Engine(Generator, Living, Protocol):
     """The engine as a serving process sees it."""
 
     async def start(self) -> None: ...
+
+    def watch_steps(self, on_step: Callable[[StepReport], None]) -> None: ...
 
     async def canary(self, timeout_s: float) -> None: ...
 
@@ -124,7 +127,8 @@ class _Process:
             self._canary,
             max_tick_age_s=engine_config.step_timeout_s + _TICK_SLACK_S,
         )
-        self._metrics = Metrics(self._health.gauges)
+        self._metrics = Metrics(self._health.readings, engine_config.served_model_name[0])
+        engine.watch_steps(self._metrics.observe_step)
 
     async def run(self) -> None:
         # 1. Both ports, or an error at once; the admin port answers from here on.

@@ -102,7 +102,7 @@ class GenerationRoute(Generic[AnyBody]):
             yield event(problem.body)
 
     def _count_failure(self, code: str | None) -> None:
-        self._serving.metrics.request_failure.labels(code or "invalid_request").inc()
+        self._serving.metrics.count_failure(code or "invalid_request")
 
 
 async def _no_receive() -> dict[str, str]:

@@ -10,8 +10,10 @@ from typing import Protocol
 import msgspec
 
 from tpinference_engine.engine.status import EngineStatus
+from tpinference_engine.scheduler.stats import SchedulerStats
 from tpinference_engine.server.canary import Canary
 from tpinference_engine.server.gate import Gate
+from tpinference_engine.server.metrics import Reading
 
 
 class Living(Protocol):
@@ -21,6 +23,9 @@ class Living(Protocol):
 
     @property
     def tick_age_s(self) -> float: ...
+
+    @property
+    def stats(self) -> SchedulerStats: ...
 
 
 class Health:
@@ -70,21 +75,29 @@ class Health:
             return None
         return f"the engine is {status.state}" + _because(status)
 
-    def gauges(self) -> dict[str, tuple[str, float]]:
-        status = self.status()
+    def readings(self) -> dict[str, Reading]:
+        status, stats = self.status(), self._engine.stats
         used = status.cache.num_blocks - status.cache.free_blocks
+        usage = used / max(status.cache.num_blocks, 1)
+        ready = self.why_not_ready() is None
+        transport = (("transport", status.step_transport or "none"),)
         return {
-            "num_requests_running": ("Requests in the batch.", status.requests.running),
-            "num_requests_waiting": ("Requests in the queue.", status.requests.waiting),
-            "cache_blocks": ("Blocks of the cache.", status.cache.num_blocks),
-            "cache_blocks_free": ("Blocks that no request holds.", status.cache.free_blocks),
-            "kv_cache_usage_perc": (
-                "Share of the cache in use, 0 to 1.",
-                used / max(status.cache.num_blocks, 1),
+            "num_requests_running": Reading("Requests in the batch.", status.requests.running),
+            "num_requests_waiting": Reading("Requests in the queue.", status.requests.waiting),
+            "cache_blocks": Reading("Blocks of the cache.", status.cache.num_blocks),
+            "cache_blocks_free": Reading("Blocks that no request holds.", status.cache.free_blocks),
+            "kv_cache_usage_perc": Reading("Share of the cache in use, 0 to 1.", usage),
+            "num_preemptions": Reading("Requests put back.", stats.num_preemptions, "counter"),
+            "prefix_cache_queries": Reading(
+                "Tokens looked up in the prefix cache.", stats.prefix_cache_queries, "counter"
             ),
-            "ready": ("1 if new requests are served.", self.why_not_ready() is None),
-            "canary_failures": ("Canaries that failed in a row.", self._canary.num_failures),
-            "epoch": ("Incarnation of the rank group.", status.epoch),
+            "prefix_cache_hits": Reading(
+                "Tokens found in the prefix cache.", stats.prefix_cache_hits, "counter"
+            ),
+            "step_transport_info": Reading("How the next step travels.", 1, labels=transport),
+            "ready": Reading("1 if new requests are served.", ready),
+            "canary_failures": Reading("Canaries failed in a row.", self._canary.num_failures),
+            "epoch": Reading("Incarnation of the rank group.", status.epoch),
         }
 
 

@@ -52,7 +52,7 @@ class Plan:
     return_token_ids: bool
 
 
-def plan_chat(model: ServedModel, body: ChatBody) -> Plan:
+def plan_chat(model: ServedModel, body: ChatBody, deadline: float | None = None) -> Plan:
     _check_common(model, body)
     if model.chat_template is None:
         raise RequestRefused(
@@ -65,10 +65,12 @@ def plan_chat(model: ServedModel, body: ChatBody) -> Plan:
     limit = body.output_limit
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = _max_tokens(model, prompt, limit, model.max_model_len, ("messages", name))
-    return _plan(model, body, ChatShape(), [prompt], [max_tokens])
+    return _plan(model, body, ChatShape(), [prompt], [max_tokens], deadline)
 
 
-def plan_completion(model: ServedModel, body: CompletionBody) -> Plan:
+def plan_completion(
+    model: ServedModel, body: CompletionBody, deadline: float | None = None
+) -> Plan:
     _check_common(model, body)
     prompts = [
         model.tokenizer.encode(prompt, add_special_tokens=True)
@@ -84,7 +86,7 @@ def plan_completion(model: ServedModel, body: CompletionBody) -> Plan:
         for prompt in prompts
     ]
     echoes = _echoes(model, body) if body.echo else None
-    return _plan(model, body, CompletionShape(echoes), prompts, max_tokens)
+    return _plan(model, body, CompletionShape(echoes), prompts, max_tokens, deadline)
 
 
 def _message(message: ChatMessage) -> Message:
@@ -173,6 +175,7 @@ def _plan(
     shape: ChoiceShape,
     prompts: Sequence[TokenIds],
     max_tokens: Sequence[int],
+    deadline: float | None,
 ) -> Plan:
     num_requests = len(prompts) * body.num_choices
     if num_requests > MAX_REQUESTS_PER_CALL:
@@ -192,6 +195,8 @@ def _plan(
                 prompt_token_ids=prompt,
                 params=_params(model.defaults, body, max_tokens[at], nth),
                 priority=body.priority or 0,
+                cache_salt=body.cache_salt,
+                deadline=deadline,
             ),
             text=ChoiceText(model.tokenizer.detokenizer(), body.stops),
         )

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 MAX_CHOICES = 128
 MAX_STOPS = 4
+MAX_SALT_LENGTH = 1024
 
 _INT64 = 2**63
 
@@ -88,7 +89,10 @@ class SamplingBody(Body):
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
     ignore_eos: bool = False
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
-    """Lower goes first, both in the queue and when the cache runs out; 0 if absent."""
+    """Lower goes first, both in the queue and when the cache runs out; 0 if absent, and the only
+    one that scheduling_policy fcfs allows."""
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_LENGTH)
+    """Only calls with the same one find, and by their speed notice, each other's prefixes."""
     return_token_ids: bool = False
 
     logit_bias: UnsupportedObject = None

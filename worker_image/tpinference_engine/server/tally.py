@@ -29,10 +29,12 @@ class Tally:
         if num_tokens:
             self._observe_tokens(index, num_tokens, time.monotonic())
         if piece.ending:
-            self._metrics.request_success.labels(piece.ending).inc()
+            self._metrics.count_success(piece.ending)
 
     def finish(self) -> None:
         self._metrics.request_latency.observe(time.monotonic() - self._arrived)
+        self._metrics.request_prompt_tokens.observe(self._num_prompt_tokens)
+        self._metrics.request_generation_tokens.observe(self._num_output_tokens)
 
     def _observe_tokens(self, index: int, num_tokens: int, now: float) -> None:
         last = self._last_token.get(index)

@@ -19,6 +19,7 @@ import pytest
 
 from tpinference_engine.config import EngineConfig, ServerConfig
 from tpinference_engine.engine.failure import error_of
+from tpinference_engine.engine.messages import StepReport
 from tpinference_engine.engine.status import (
     CacheStatus,
     EngineStatus,
@@ -28,6 +29,7 @@ from tpinference_engine.engine.status import (
 )
 from tpinference_engine.errors import StepTimedOut
 from tpinference_engine.request import FinishReason, Request, RequestOutput
+from tpinference_engine.scheduler.stats import SchedulerStats
 from tpinference_engine.server.app import serve_engine
 
 READY = EngineStatus(
@@ -64,6 +66,8 @@ class StagedEngine:
         self.canary_sent = asyncio.Condition()
         self.running = 0
         self.tick_age_s = 0.0
+        self.stats = SchedulerStats(prefix_cache_queries=12, prefix_cache_hits=8, num_preemptions=3)
+        self.on_step: Callable[[StepReport], None] = lambda report: None
         self.was_shut_down = False
         self._status = msgspec.structs.replace(READY, state="starting")
 
@@ -76,6 +80,9 @@ class StagedEngine:
 
     def status(self) -> EngineStatus:
         return self._status
+
+    def watch_steps(self, on_step: Callable[[StepReport], None]) -> None:
+        self.on_step = on_step
 
     def fail(self) -> None:
         self._fail(FAILURE)

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from tpinference_engine.engine.messages import StepReport
 from tpinference_engine.errors import StepTimedOut
 
 StartProcess = Callable[..., Awaitable[Any]]
@@ -61,6 +62,7 @@ async def test_status_has_the_fields_that_the_operator_reads(start: StartProcess
         "requests": {"running": 0, "waiting": 0},
         "model": {"servedNames": ["tiny"], "maxModelLen": 100},
         "cache": {"numBlocks": 8, "freeBlocks": 6},
+        "stepTransport": None,
     }
 
 
@@ -87,7 +89,8 @@ async def test_canary_flips_readiness_and_back(start: StartProcess) -> None:
     answer = await process.wait_for("/readyz", lambda answer: answer.status_code == 503)
     assert "canaries failed in a row" in answer.text
     assert (await process.admin.get("/livez")).status_code == 200
-    assert "tpinference_ready 0.0" in (await process.admin.get("/metrics")).text
+    ready = 'tpinference_ready{engine="0",model_name="tiny"} 0.0'
+    assert ready in (await process.admin.get("/metrics")).text
     process.engine.canary_error = None
     await process.wait_for("/readyz", lambda answer: answer.status_code == 200)
 
@@ -109,20 +112,49 @@ async def test_metrics_count_what_was_served(start: StartProcess) -> None:
         await process.client.completions.create(model="other", prompt="abc")
     answer = await process.admin.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    for line in (
-        "tpinference_prompt_tokens_total 3.0",
-        "tpinference_generation_tokens_total 2.0",
-        'tpinference_request_success_total{finished_reason="length"} 1.0',
-        'tpinference_request_failure_total{code="model_not_found"} 1.0',
-        "tpinference_time_to_first_token_seconds_count 1.0",
-        "tpinference_inter_token_latency_seconds_count 1.0",
-        "tpinference_e2e_request_latency_seconds_count 1.0",
-        "tpinference_cache_blocks 8.0",
-        "tpinference_cache_blocks_free 6.0",
-        "tpinference_kv_cache_usage_perc 0.25",
-        "tpinference_ready 1.0",
+    for name, label, value in (
+        ("prompt_tokens_total", "", 3.0),
+        ("generation_tokens_total", "", 2.0),
+        ("request_success_total", 'finished_reason="length",', 1.0),
+        ("time_to_first_token_seconds_count", "", 1.0),
+        ("inter_token_latency_seconds_count", "", 1.0),
+        ("e2e_request_latency_seconds_count", "", 1.0),
+        ("request_prompt_tokens_sum", "", 3.0),
+        ("request_generation_tokens_sum", "", 2.0),
+        ("cache_blocks", "", 8.0),
+        ("cache_blocks_free", "", 6.0),
+        ("kv_cache_usage_perc", "", 0.25),
+        ("num_preemptions_total", "", 3.0),
+        ("prefix_cache_queries_total", "", 12.0),
+        ("prefix_cache_hits_total", "", 8.0),
+        ("ready", "", 1.0),
     ):
+        line = f'tpinference_{name}{{engine="0",{label}model_name="tiny"}} {value}'
         assert line in answer.text.splitlines(), answer.text
+    refused = 'request_failure_total{code="model_not_found",engine="0",model_name="tiny"} 1.0'
+    assert refused in answer.text
+
+
+async def test_metrics_tell_of_every_step_and_of_those_that_came_too_late(
+    start: StartProcess,
+) -> None:
+    process = await start()
+    await process.wait_ready()
+    for skews_us, waited in (((2500, 1500), True), ((0, 4000), True), ((0, 0), False)):
+        process.engine.on_step(
+            StepReport(seconds=0.004, num_tokens=8, skews_us=skews_us, waited_for_step=waited)
+        )
+    lines = (await process.admin.get("/metrics")).text.splitlines()
+    labels = '{engine="0",model_name="tiny"}'
+    for name, value in (
+        ("iteration_tokens_total_sum", 24.0),
+        ("step_seconds_count", 3.0),
+        ("step_device_wait_seconds_count", 2.0),
+        ("step_device_wait_seconds_sum", 0.0015),
+        ("step_rank_skew_seconds_sum", 0.005),
+        ("late_steps_total", 1.0),
+    ):
+        assert f"tpinference_{name}{labels} {value}" in lines, lines
 
 
 async def test_unknown_admin_route_is_404(start: StartProcess) -> None:
