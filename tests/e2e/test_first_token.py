@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 GRACE_S = 90
 NUM_TOKENS = 12
 LOCAL_START_S = 120.0
-# Its canary comes every 10 s and it rests 3 s after one.
+# Its canary comes every 15 s, and it rests 3 s after one.
 REST_TIMEOUT_S = 40
 
 
