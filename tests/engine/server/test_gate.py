@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tpinference_engine.errors import EngineBusy, EngineStopped
+from tpinference_engine.errors import EngineBusy, EngineStopped, RequestRefused
 from tpinference_engine.server.gate import Gate
 
 BODY = json.dumps({"model": "tiny", "prompt": "p", "max_tokens": 1}).encode()
@@ -34,6 +34,18 @@ def test_a_call_takes_room_for_one_then_for_all_its_choices(gate: Gate) -> None:
             with pytest.raises(EngineBusy), gate.admit():
                 pass
         assert gate.num_inside == 2
+    assert gate.num_inside == 0
+
+
+def test_a_call_that_would_never_fit_is_wrong_and_not_early(gate: Gate) -> None:
+    """"Too many requests, try again" would have its client try for good."""
+    with gate.admit() as call:
+        call.widen_to(3)
+    with gate.admit() as call:
+        with pytest.raises(RequestRefused, match="4 choices .* at most 3") as refused:
+            call.widen_to(4)
+        assert refused.value.param == "n"
+        assert gate.num_inside == 1
     assert gate.num_inside == 0
 
 

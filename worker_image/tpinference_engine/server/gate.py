@@ -10,18 +10,27 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tpinference_engine.errors import EngineBusy, EngineStopped
+from tpinference_engine.errors import EngineBusy, EngineStopped, RequestRefused
 
 
 class Admission:
     """Room inside, held by one call until it is answered."""
 
-    def __init__(self, enter: Callable[[int], None]) -> None:
+    def __init__(self, enter: Callable[[int], None], max_requests: int) -> None:
         self._enter = enter
+        self._max_requests = max_requests
         self.num_requests = 0
 
     def widen_to(self, num_requests: int) -> None:
-        """Raises EngineBusy and takes nothing more if so many do not fit."""
+        """Raises EngineBusy and takes nothing more if so many do not fit now, or RequestRefused if
+        they never will."""
+        if num_requests > self._max_requests:
+            raise RequestRefused(
+                f"{num_requests} choices are asked for in one call, must be at most "
+                f"{self._max_requests}, the requests that may be running and waiting together",
+                param="n",
+                code="invalid_value",
+            )
         self._enter(num_requests - self.num_requests)
         self.num_requests = num_requests
 
@@ -51,7 +60,7 @@ class Gate:
         """A call enters as one request, since its body tells later how many it is."""
         if self._closed is not None:
             raise EngineStopped(self._closed)
-        admission = Admission(self._enter)
+        admission = Admission(self._enter, self._max_requests)
         admission.widen_to(1)
         try:
             yield admission

@@ -27,6 +27,7 @@ from tpinference_engine.server.metrics import Metrics
 from tpinference_engine.server.plan import Plan, ServedModel
 from tpinference_engine.server.problems import problem_of
 from tpinference_engine.server.protocol import SamplingBody
+from tpinference_engine.server.request_timeout import deadline_of
 from tpinference_engine.server.streaming import DONE, event, send_events, while_connected
 from tpinference_engine.server.tally import Tally
 from tpinference_engine.server.validation import parse_body
@@ -44,6 +45,13 @@ class Serving:
     metrics: Metrics
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    body: bytes
+    arrived: float
+    deadline: float | None
+
+
 class GenerationRoute(Generic[AnyBody]):
     """An ASGI application of its own, so that nothing stands between it and the connection."""
 
@@ -51,7 +59,7 @@ class GenerationRoute(Generic[AnyBody]):
         self,
         serving: Serving,
         kind: type[AnyBody],
-        plan: Callable[[ServedModel, AnyBody], Plan],
+        plan: Callable[[ServedModel, AnyBody, float | None], Plan],
     ) -> None:
         self._serving = serving
         self._kind = kind
@@ -62,8 +70,10 @@ class GenerationRoute(Generic[AnyBody]):
         try:
             # Before the body is read: what is being read and planned is bounded as well.
             with self._serving.gate.admit() as admission:
-                body = await read_json_body(Request(scope, receive))
-                answer = partial(self._answer, body, arrived, admission, scope)
+                request = Request(scope, receive)
+                deadline = deadline_of(request.headers, arrived)
+                body = await read_json_body(request)
+                answer = partial(self._answer, _Call(body, arrived, deadline), admission, scope)
                 await while_connected(receive, send, answer)
         except ClientDisconnect:
             self._count_failure("client_disconnected")
@@ -71,13 +81,11 @@ class GenerationRoute(Generic[AnyBody]):
             self._count_failure(problem_of(error).code)
             raise
 
-    async def _answer(
-        self, body: bytes, arrived: float, admission: Admission, scope: Scope, send: Send
-    ) -> None:
+    async def _answer(self, call: _Call, admission: Admission, scope: Scope, send: Send) -> None:
         # Templates and encodings of long prompts take a while, and may not hold up other streams.
-        plan = await asyncio.to_thread(self._read, body)
+        plan = await asyncio.to_thread(self._read, call)
         admission.widen_to(len(plan.choices))
-        tally = Tally(self._serving.metrics, plan.num_prompt_tokens, arrived)
+        tally = Tally(self._serving.metrics, plan.num_prompt_tokens, call.arrived)
         async with aclosing(run_choices(self._serving.engine, plan.choices)) as pieces:
             if plan.stream:
                 first = await anext(pieces)
@@ -87,8 +95,9 @@ class GenerationRoute(Generic[AnyBody]):
                 await response(scope, _no_receive, send)
         tally.finish()
 
-    def _read(self, body: bytes) -> Plan:
-        return self._plan(self._serving.model, parse_body(self._kind, body))
+    def _read(self, call: _Call) -> Plan:
+        body = parse_body(self._kind, call.body)
+        return self._plan(self._serving.model, body, call.deadline)
 
     async def _events(
         self, plan: Plan, first: Indexed, pieces: AsyncGenerator[Indexed, None], tally: Tally
