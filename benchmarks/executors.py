@@ -34,6 +34,7 @@ from step_benchmark.cell import (
 )
 from step_benchmark.measurement import Task, engine_config, measure
 from step_benchmark.messages import Shape, count_forwards, plan_batch
+from step_benchmark.plot import render_svg
 from step_benchmark.raylets import RayletGroup
 from step_benchmark.report import judge, make_rows, render
 
@@ -67,6 +68,8 @@ def main() -> int:
     text = json.dumps({"rows": [row.json for row in rows]}, indent=2)
     if args.output_json is not None:
         args.output_json.write_text(text + "\n")
+    if args.plot is not None:
+        args.plot.write_text(render_svg(rows))
     print(text if args.json else render(rows))
     verdicts = judge(rows)
     for verdict in verdicts:
@@ -182,6 +185,7 @@ def _parse() -> argparse.Namespace:
     add("--at-once", action="store_true", help="send the next call at once, not at the core's pace")
     add("--json", action="store_true", help="print JSON in place of a table")
     add("--output-json", type=Path, metavar="FILE", help="a file for the JSON")
+    add("--plot", type=Path, metavar="FILE", help="an SVG picture of what is exposed")
     add("--check", action="store_true", help="exit with 1 if a goal is missed")
     args = parser.parse_args()
     if "cpu" in args.device and args.model is None:

@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from step_benchmark.cell import Cell, Choice, Return, choose_cells
 from step_benchmark.messages import Shape, count_forwards, number_steps, plan_batch
+from step_benchmark.plot import render_svg
 from step_benchmark.report import Row, judge, make_rows, render
 from step_benchmark.runners import SyncReturn, runner_factory
 
@@ -172,6 +174,18 @@ def test_exposed_is_what_a_step_takes_longer_than_in_process() -> None:
         "exposed_us": pytest.approx(10),
     }
     assert len(render(rows).splitlines()) == 5
+
+
+def test_the_picture_has_a_bar_for_every_way_but_in_process() -> None:
+    faster = replace(CELL, placement="across")
+    rows = rows_of({UNI: 0.1, CELL: 0.1015, faster: 0.099})
+    picture = ElementTree.fromstring(render_svg(rows))
+    texts = [element.text or "" for element in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert [text for text in texts if "compiled-graph" in text] == [
+        "emulated 1 ms, ray compiled-graph, same, lagged, 1 in flight",
+        "emulated 1 ms, ray compiled-graph, across, lagged, 1 in flight",
+    ]
+    assert {"15", "-10"} <= set(texts)
 
 
 def test_a_disturbed_batch_moves_the_mean_and_not_the_step() -> None:
