@@ -8,20 +8,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import pytest
 from step_benchmark.cell import Cell, Choice, Return, choose_cells
 from step_benchmark.messages import Shape, count_forwards, number_steps, plan_batch
+from step_benchmark.paced import PacedDriver
 from step_benchmark.plot import render_svg
 from step_benchmark.report import Row, judge, make_rows, render
 from step_benchmark.runners import SyncReturn, runner_factory
 
 from tpinference_engine.config import EngineConfig
+from tpinference_engine.engine.pace import Pace
+from tpinference_engine.executor.base import RankPlace
 from tpinference_engine.runner.base import RankSetup
 from tpinference_engine.runner.echo import DEFAULT_VOCAB_SIZE, EchoRunner, echo_token
-from tpinference_engine.step import StepInput, decode_output, encode_input
+from tpinference_engine.step import StepInput, StepOutput, decode_output, encode_input
 from tpinference_engine.worker import Worker
 
 PROGRAM = Path(__file__).parents[3] / "benchmarks" / "executors.py"
@@ -120,6 +123,42 @@ def test_the_emulated_device_is_never_faster_than_its_steps(
     tokens = [runner.enqueue(step).wait() for step in steps]
     assert time.perf_counter() - began >= 0.002 * count_forwards(steps)
     assert [len(found) for found in tokens] == [len(step.sample) for step in steps]
+
+
+class InstantDriver:
+    """Answers at once, and says that its rank waited 20 ms for the device."""
+
+    def __init__(self) -> None:
+        self.places: tuple[RankPlace, ...] = ()
+        self.sent_at: list[float] = []
+        self.looked_at: list[float] = []
+
+    def submit(self, step: StepInput) -> None:
+        self.sent_at.append(time.monotonic())
+        self.step = step
+
+    def collect(self) -> StepOutput:
+        self.looked_at.append(time.monotonic())
+        return StepOutput(self.step.step_id, 0, 0, 0, 0, skew_us=20_000)
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+@pytest.mark.parametrize(
+    ("device", "held", "napped"), [("cuda", True, False), ("cpu", False, True)]
+)
+def test_paced_steps_are_held_back_or_looked_for_late(
+    device: Literal["cuda", "cpu"], held: bool, napped: bool
+) -> None:
+    driver = InstantDriver()
+    paced = PacedDriver(driver, Pace(device))
+    for step_id in range(3):
+        paced.submit(StepInput(step_id, 0, bucket=8))
+        paced.collect()
+    # The first step teaches nothing, as no step came before it; the second one does.
+    assert (driver.sent_at[2] - driver.looked_at[1] > 0.01) is held
+    assert (driver.looked_at[2] - driver.sent_at[2] > 0.01) is napped
 
 
 def choice(**changes: Any) -> Choice:
