@@ -63,7 +63,7 @@ def main() -> None:
     store = {"object_store_memory": _OBJECT_STORE_BYTES}
     of_ranks = {"num_cpus": args.num_cpus, "num_gpus": args.num_gpus, **store}
     head = of_ranks if args.placement == "same" else {"num_cpus": 0, "num_gpus": 0, **store}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = Cluster(initialize_head=True, head_node_args={**head, "include_dashboard": False})
     if args.placement == "across":
         cluster.add_node(**of_ranks)
     print(cluster.address, flush=True)

@@ -176,8 +176,14 @@ def test_help_is_shown(argv: list[str], shown: str, capsys: pytest.CaptureFixtur
         pytest.param(
             "latency --model /nowhere --output-json /nowhere/o.json",
             2,
-            "output_json is '/nowhere/o.json', must be in a directory that is there",
-            id="file",
+            "output_json is '/nowhere/o.json', must be a file in a directory that is there",
+            id="file in no directory",
+        ),
+        pytest.param(
+            "latency --model /nowhere --output-json /",
+            2,
+            "output_json is '/', must be a file in a directory that is there",
+            id="directory for a file",
         ),
         pytest.param(
             "serve --base-url http://127.0.0.1:9",

@@ -17,6 +17,10 @@ from tpinference_engine.bench.throughput import measure_throughput
 from tpinference_engine.errors import InvalidConfig, TPInferenceError
 
 
+_INTERRUPTED = 130
+"""As a shell has it for SIGINT."""
+
+
 class Result(Protocol):
     @property
     def text(self) -> str: ...
@@ -33,6 +37,8 @@ def run(bench: Bench) -> int:
             result = runner.run(_measure(bench))
     except InvalidConfig:
         raise
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     except TPInferenceError as error:
         print(f"tpinference-engine bench: error: {error}", file=sys.stderr)
         return 1
@@ -50,9 +56,10 @@ async def _measure(bench: Bench) -> Result:
 
 def _check_file(report: Report) -> None:
     """Before the work, which would be lost."""
-    if report.file is not None and not report.file.parent.is_dir():
+    file = report.file
+    if file is not None and (file.is_dir() or not file.parent.is_dir()):
         raise InvalidConfig(
-            f"output_json is {str(report.file)!r}, must be in a directory that is there"
+            f"output_json is {str(file)!r}, must be a file in a directory that is there"
         )
 
 
