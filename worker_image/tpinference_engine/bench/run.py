@@ -16,7 +16,6 @@ from tpinference_engine.bench.settings import LatencyBench, Report, ServeBench
 from tpinference_engine.bench.throughput import measure_throughput
 from tpinference_engine.errors import InvalidConfig, TPInferenceError
 
-
 _INTERRUPTED = 130
 """As a shell has it for SIGINT."""
 
