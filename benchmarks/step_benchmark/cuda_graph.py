@@ -93,7 +93,9 @@ class CudaGraphRunner:
         self._run_layers()
         torch.cuda.current_stream().synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        stream = torch.cuda.current_stream()
+        # Of this thread alone: Ray's graph thread has the device too, and may just be setting it up.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             self._run_layers()
         return graph
 
