@@ -36,15 +36,14 @@ def environment() -> dict[str, str]:
 
 
 class Place:
-    def __init__(self, address: str, folder: Path, ray_folder: Path) -> None:
+    def __init__(self, address: str, folder: Path) -> None:
         self.address = address
         self.folder = folder
-        """Its own part of the disk, seen in the place at `ray_folder`."""
+        """For Ray. The place sees the rest of the disk, too."""
         folder.mkdir()
-        limits = [f"--shared-memory-mib={_SHARED_MEMORY_MIB}"]
         self._keeper = _start(
             ["unshare", "--net", "--mount", sys.executable, "-m", "soak_benchmark.keeper"]
-            + [*limits, "--bind", str(folder), str(ray_folder)]
+            + [f"--shared-memory-mib={_SHARED_MEMORY_MIB}"]
         )
         _read_line(self._keeper)
 
@@ -86,8 +85,6 @@ class Network:
         with ExitStack() as stack:
             # Short, as sockets lie below it.
             parent = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
-            self.ray_folder = parent / "ray"
-            self.ray_folder.mkdir()
             # Unique for the moment in which they are not in their places yet.
             devices = [f"soak{os.getpid()}h", f"soak{os.getpid()}r"]
             seed = f"--seed={self._seed}"
@@ -95,9 +92,9 @@ class Network:
             self._relay = _start(relay)
             stack.callback(_end, self._relay)
             _read_line(self._relay)
-            self.head = Place(HEAD_ADDRESS, parent / "head", self.ray_folder)
+            self.head = Place(HEAD_ADDRESS, parent / "head")
             stack.callback(self.head.close)
-            self.ranks = Place(RANKS_ADDRESS, parent / "ranks", self.ray_folder)
+            self.ranks = Place(RANKS_ADDRESS, parent / "ranks")
             stack.callback(self.ranks.close)
             self.head.connect(devices[0], RANKS_ADDRESS)
             self.ranks.connect(devices[1], HEAD_ADDRESS)

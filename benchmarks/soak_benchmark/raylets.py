@@ -60,7 +60,7 @@ class Raylets:
 
     def environment(self) -> dict[str, str]:
         """For a driver, too."""
-        environ = {**environment(), "RAY_TMPDIR": str(self._network.ray_folder)}
+        environ = {**environment(), "RAY_TMPDIR": str(self._network.head.folder)}
         prepare_ray_environment(environ)
         return environ
 
@@ -68,6 +68,8 @@ class Raylets:
         log = place.folder / "ray-start.log"
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *arguments]
         command += [f"--node-ip-address={place.address}", "--num-gpus=0", f"--num-cpus={num_cpus}"]
+        # A folder each: the product knows its raylet by the path of its socket.
+        command.append(f"--temp-dir={place.folder}")
         command.append(f"--object-store-memory={_OBJECT_STORE_BYTES}")
         with log.open("wb") as output:
             started = subprocess.Popen(

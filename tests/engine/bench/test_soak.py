@@ -327,7 +327,7 @@ with socket.create_connection(("192.0.2.2", 5000), timeout=30) as peer:
 )
 def test_two_places_talk_through_the_relay_and_leave_nothing() -> None:
     with Network(seed=0) as network:
-        folder = network.ray_folder.parent
+        folder = network.head.folder.parent
         network.change(Profile(name="delay", delay_s=0.01))
         server = network.ranks.command([sys.executable, "-c", TALK])
         with subprocess.Popen(server, stdout=subprocess.PIPE, text=True) as talker:
