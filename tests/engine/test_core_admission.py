@@ -35,6 +35,7 @@ class Core:
         self.inbox: queue.SimpleQueue[ToCore] = queue.SimpleQueue()
         self.finished: dict[str, RequestOutput] = {}
         self.free_blocks: list[int] = []
+        self.queued_s: list[float] = []
         self.on_step: Callable[[int], None] = lambda number: None
         self._num_steps = 0
         core = self
@@ -76,6 +77,7 @@ class Core:
     def _hear(self, message: FromCore) -> None:
         if isinstance(message, Progress):
             self.free_blocks.append(message.cache.free_blocks)
+            self.queued_s += message.step.queued_s if message.step else ()
             self.finished |= {o.request_id: o for o in message.outputs if o.finish_reason}
             if self._wanted and self.finished.keys() >= self._wanted:
                 self.inbox.put(StopCore())
@@ -125,3 +127,15 @@ def test_a_request_that_comes_too_late_is_never_run(core: Core) -> None:
     core.on_step = lambda number: pytest.fail("nothing to run")
     core.run()
     assert core.finished["late"].finish_reason is FinishReason.DEADLINE
+
+
+def test_the_time_in_the_queue_is_told_once_of_each_request_that_is_run(core: Core) -> None:
+    """Not of the canary, nor of one whose deadline passed in the queue."""
+    core.ask("late", deadline=time.monotonic() - 1)
+    core.inbox.put(RunCanary(1))
+    for index in range(MAX_REQUESTS - 1):
+        core.ask(str(index))
+    began = time.monotonic()
+    core.run()
+    assert len(core.queued_s) == MAX_REQUESTS - 1
+    assert all(0 <= queued_s < time.monotonic() - began for queued_s in core.queued_s)

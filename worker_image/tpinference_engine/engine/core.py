@@ -80,6 +80,8 @@ class EngineCore:
         self._executor: Executor | None = None
         self._scheduler: Scheduler | None = None
         self._canaries: list[int] = []
+        self._arrived_at: dict[str, float] = {}
+        """Of requests that no step has begun yet."""
         self._is_stopping = False
 
     def run(self, on_started: Callable[[], None] = lambda: None) -> bool:
@@ -129,17 +131,24 @@ class EngineCore:
             # 2. What the next step computes.
             step = running.scheduler.schedule()
             if step is not None:
-                self._run_step(step, running)
+                self._run_step(step, running, self._take_queued_s(running.scheduler))
 
-    def _run_step(self, step: StepInput, running: _Running) -> None:
+    def _run_step(
+        self, step: StepInput, running: _Running, queued_s: tuple[float, ...] = ()
+    ) -> None:
         # 3. One call: it carries this step and returns what the one before it produced.
-        output, report = running.stepper.run(step)
+        output, report = running.stepper.run(step, queued_s)
         # 4. Tokens to their requests.
         outputs = running.scheduler.update(output)
         # 5. And to whoever waits for them.
         if output.tokens:
             self._answer_canaries()
         self._emit_progress(running.scheduler, outputs, report)
+
+    def _take_queued_s(self, scheduler: Scheduler) -> tuple[float, ...]:
+        now = time.monotonic()
+        arrived = [self._arrived_at.pop(name, None) for name in scheduler.begun]
+        return tuple(now - at for at in arrived if at is not None)
 
     def _take_in(self, running: _Running) -> None:
         if not running.scheduler.has_work and self._canaries:
@@ -197,6 +206,8 @@ class EngineCore:
                 error=str(error),
             )
             self._emit_progress(scheduler, [refused])
+        else:
+            self._arrived_at[request.request_id] = time.monotonic()
 
     def _call_ranks(self, call: CallRanks, running: _Running) -> None:
         """The fence is a flush: after it no logits are pending and no rank works.
@@ -225,6 +236,9 @@ class EngineCore:
         outputs: list[RequestOutput],
         step: StepReport | None = None,
     ) -> None:
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._arrived_at.pop(output.request_id, None)
         self._emit(
             Progress(
                 outputs=tuple(o for o in outputs if o.request_id != CANARY_ID),

@@ -74,6 +74,8 @@ class StepReport(msgspec.Struct, frozen=True):
     themselves they differ by what one rank is slower than another."""
     waited_for_step: bool
     """Whether the device had a step to finish when the call came."""
+    queued_s: tuple[float, ...] = ()
+    """How long the requests that begin with this step had been waiting."""
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):

@@ -33,7 +33,9 @@ class Stepper:
         """How long the next call may wait for requests that come meanwhile; 0 = it is time."""
         return max(0.0, self._pace.hold_s(self._bucket) - self.idle_s)
 
-    def run(self, step: StepInput) -> tuple[StepOutput, StepReport]:
+    def run(
+        self, step: StepInput, queued_s: tuple[float, ...] = ()
+    ) -> tuple[StepOutput, StepReport]:
         began, bucket = self._answered_at, self._bucket
         self._executor.submit(step)
         sent_at = time.monotonic()
@@ -49,5 +51,6 @@ class Stepper:
             num_tokens=sum(row.num_tokens for row in step.forward),
             skews_us=output.skews_us,
             waited_for_step=bucket > 0,
+            queued_s=queued_s,
         )
         return output, report

@@ -63,6 +63,7 @@ class Scheduler:
         self._sampling: list[PendingToken] | None = None
         self._sampled_step_id = NO_STEP
         self._stats = SchedulerStats()
+        self._begun: list[str] = []
         self._next_deadline = math.inf
         """No open request has an earlier one."""
 
@@ -85,6 +86,11 @@ class Scheduler:
     @property
     def stats(self) -> SchedulerStats:
         return self._stats
+
+    @property
+    def begun(self) -> Sequence[str]:
+        """Requests that the last `schedule` took from the queue for the first time."""
+        return self._begun
 
     @property
     def has_work(self) -> bool:
@@ -143,6 +149,7 @@ class Scheduler:
     def schedule(self) -> StepInput | None:
         """The next step, or None if there is nothing to run and no logits are pending."""
         self._check_answered()
+        self._begun = []
         plan = StepPlan(self._limits.max_num_batched_tokens)
         unfinished = [state for state in self._running if not state.reaches_limit]
         # 1. Decodes: one token each. They are latency that a user sees.
@@ -237,6 +244,8 @@ class Scheduler:
             insort(self._running, state, key=_by_order)
             plan.new.append(state)
             plan.add(state, num_tokens)
+            if state.num_preemptions == 0:
+                self._begun.append(state.request_id)
 
     def _count_lookup(self, state: RequestState) -> None:
         if self._blocks.shares_prefixes and state.num_preemptions == 0:

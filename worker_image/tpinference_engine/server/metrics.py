@@ -101,6 +101,11 @@ class Metrics:
         self.request_generation_tokens = self._histogram(
             "request_generation_tokens", "Tokens of a request's answer.", _REQUEST_TOKENS
         )
+        self._queue_time = self._histogram(
+            "request_queue_time_seconds",
+            "Arrival in the engine core to the first step.",
+            _REQUEST_S,
+        )
         self._step_tokens = self._histogram(
             "iteration_tokens_total", "Tokens of a step.", _STEP_TOKENS
         )
@@ -129,6 +134,8 @@ class Metrics:
     def observe_step(self, step: StepReport) -> None:
         self._step_tokens.observe(step.num_tokens)
         self._step_seconds.observe(step.seconds)
+        for queued_s in step.queued_s:
+            self._queue_time.observe(queued_s)
         if step.waited_for_step:
             least_us, most_us = min(step.skews_us), max(step.skews_us)
             self._device_wait.observe(least_us / 1e6)

@@ -142,7 +142,7 @@ async def test_metrics_tell_of_every_step_and_of_those_that_came_too_late(
     await process.wait_ready()
     for skews_us, waited in (((2500, 1500), True), ((0, 4000), True), ((0, 0), False)):
         process.engine.on_step(
-            StepReport(seconds=0.004, num_tokens=8, skews_us=skews_us, waited_for_step=waited)
+            StepReport(0.004, 8, skews_us, waited_for_step=waited, queued_s=(0.5, 0.25))
         )
     lines = (await process.admin.get("/metrics")).text.splitlines()
     labels = '{engine="0",model_name="tiny"}'
@@ -153,6 +153,8 @@ async def test_metrics_tell_of_every_step_and_of_those_that_came_too_late(
         ("step_device_wait_seconds_sum", 0.0015),
         ("step_rank_skew_seconds_sum", 0.005),
         ("late_steps_total", 1.0),
+        ("request_queue_time_seconds_count", 6.0),
+        ("request_queue_time_seconds_sum", 2.25),
     ):
         assert f"tpinference_{name}{labels} {value}" in lines, lines
 
