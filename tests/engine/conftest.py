@@ -187,7 +187,8 @@ def make_driver() -> Iterator[MakeDriver]:
             config: EngineConfig, runner: RunnerFactory | None = None, *, num_blocks: int = 256
         ) -> Driver:
             size = config.tensor_parallel_size
-            workers = [Worker(config, runner, device_index=rank) for rank in range(size)]
+            devices = _devices(config, size)
+            workers = [Worker(config, runner, device_index=device) for device in devices]
             for worker in workers:
                 stack.callback(worker.close)
             driver = Driver(config, workers, num_blocks)
@@ -203,6 +204,15 @@ def make_driver() -> Iterator[MakeDriver]:
             return driver
 
         yield make
+
+
+def _devices(config: EngineConfig, size: int) -> list[int]:
+    """Of each rank. Where there are too few, ranks share one."""
+    if config.device == "cpu":
+        return list(range(size))
+    import torch
+
+    return [rank % torch.cuda.device_count() for rank in range(size)]
 
 
 def _start(worker: Worker, rank: int, store: tuple[str, int] | None, num_blocks: int) -> None:

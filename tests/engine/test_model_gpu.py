@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from tpinference_engine.config import EngineConfig
+from tpinference_engine.runner import model_runner
+from tpinference_engine.runner.graphs import DecodeGraphs
 from tpinference_engine.runner.noise import gumbel
 
 pytestmark = [
@@ -30,16 +32,18 @@ def prompts() -> list[list[int]]:
 @pytest.mark.parametrize(
     "name", ["llama-9-heads-3-kv", "llama-rope-llama3-biases", "qwen2-biases", "qwen3-qk-norm"]
 )
-def test_greedy_tokens_equal_transformers(
+def test_greedy_tokens_equal_transformers(  # noqa: PLR0913
     name: str,
     size: int,
     tiny_model: Callable[[str], Path],
     reference: Callable[[Path], Any],
     make_config: Callable[..., EngineConfig],
     make_driver: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if size > torch.cuda.device_count():
-        pytest.skip(f"needs {size} accelerators, there are {torch.cuda.device_count()}")
+        # Two ranks of one accelerator, which NCCL refuses.
+        monkeypatch.setitem(model_runner.GROUP_KINDS, "cuda", "gloo")
     directory = tiny_model(name)
     config = make_config(
         model=directory, device="cuda", tensor_parallel_size=size, max_num_batched_tokens=40
@@ -59,6 +63,30 @@ def test_bfloat16_passes_the_margin_check(
     found = make_driver(config).generate(prompts(), NUM_TOKENS)
     for prompt, output in zip(prompts(), found, strict=True):
         check_margin(directory, prompt, output, 0.5)
+
+
+def test_decodes_are_replayed_and_nothing_else(
+    tiny_model: Callable[[str], Path],
+    make_config: Callable[..., EngineConfig],
+    make_driver: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four rows of different lengths in a graph for four, then for fewer as they end."""
+    widths: list[int] = []
+    replay = DecodeGraphs.replay
+
+    def spy(self: DecodeGraphs, tokens_3T: torch.Tensor) -> torch.Tensor:
+        widths.append(tokens_3T.shape[1])
+        return replay(self, tokens_3T)
+
+    monkeypatch.setattr(DecodeGraphs, "replay", spy)
+    directory = tiny_model("llama-9-heads-3-kv")
+    driver = make_driver(make_config(model=directory, device="cuda"))
+    together = driver.generate(prompts(), NUM_TOKENS)
+    assert widths == [4] * (NUM_TOKENS - 1)
+    three = driver.generate(prompts()[:3], NUM_TOKENS)
+    assert widths[NUM_TOKENS - 1 :] == [4] * (NUM_TOKENS - 1)
+    assert three == together[:3]
 
 
 def test_drawn_tokens_equal_those_of_the_cpu(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tpinference_engine.model.llama import Heads
+from tpinference_engine.model.rope import Rotation
 from tpinference_engine.runner.attention import PagedAttention
 from tpinference_engine.runner.batch import forward_arrays
 from tpinference_engine.runner.cache import CacheShape, PagedCache
@@ -22,8 +24,10 @@ def cache() -> PagedCache:
 def attend(cache: PagedCache, row: ForwardRow, k_TGK: torch.Tensor) -> torch.Tensor:
     arrays = forward_arrays([row])
     _, slots_T, positions_T = torch.from_numpy(arrays.tokens)
-    attention = PagedAttention(cache, arrays, slots_T, positions_T, group_size=1)
-    return attention(0, torch.ones_like(k_TGK), k_TGK, k_TGK)
+    still = Rotation(torch.ones(8, 8), torch.zeros(8, 8))
+    attention = PagedAttention(cache, still, arrays, slots_T, positions_T)
+    qkv_TNK = torch.cat((torch.ones_like(k_TGK), k_TGK, k_TGK), dim=1)
+    return attention(0, Heads(qkv_TNK, 1, 1, None, None, 0.0))
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])

@@ -60,6 +60,11 @@ class TensorParallel:
         self.size = setup.size
         self._group = _join(setup) if setup.size > 1 else None
 
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a CUDA graph can hold a pass. Of several ranks it has not been seen to."""
+        return self.size == 1
+
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks, in place, the same bits on every rank."""
         if self._group is not None:
@@ -104,6 +109,9 @@ class _Gloo:
         x.copy_(total)
 
     def all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Past the host where `x` is on an accelerator: ranks that share one, in tests."""
+        if x.device.type != "cpu":
+            return [part.to(x.device) for part in self.all_gather(x.cpu())]
         parts = [x if rank == self._rank else torch.empty_like(x) for rank in range(self._size)]
         peers = [rank for rank in range(self._size) if rank != self._rank]
         works = [self._group.recv([parts[peer]], peer, 0) for peer in peers]

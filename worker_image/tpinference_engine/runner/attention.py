@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from tpinference_engine.model.llama import Heads
+from tpinference_engine.model.rope import Rotation
 from tpinference_engine.runner.batch import Chunk, ForwardArrays
 from tpinference_engine.runner.cache import PagedCache
 
@@ -37,22 +39,21 @@ class PagedAttention:
     def __init__(
         self,
         cache: PagedCache,
+        rotation: Rotation,
         arrays: ForwardArrays,
         slots_T: torch.Tensor,
         positions_T: torch.Tensor,
-        group_size: int,
     ) -> None:
         self._cache = cache
-        self._group_size = group_size
+        self._rotation = rotation.at(positions_T)
         self._places_T = cache.locate(slots_T, positions_T)
         self._singles = self._prepare_singles(arrays, slots_T, positions_T)
         self._chunks = [self._prepare_chunk(chunk, positions_T) for chunk in arrays.chunks]
 
-    def __call__(
-        self, layer: int, q_THK: torch.Tensor, k_TGK: torch.Tensor, v_TGK: torch.Tensor
-    ) -> torch.Tensor:
+    def __call__(self, layer: int, heads: Heads) -> torch.Tensor:
+        q_THK, k_TGK, v_TGK = heads.rotated(self._rotation)
         self._cache.write(layer, self._places_T, k_TGK, v_TGK)
-        q_TGQK = q_THK.view(len(q_THK), -1, self._group_size, q_THK.shape[-1])
+        q_TGQK = q_THK.view(len(q_THK), heads.num_kv_heads, -1, q_THK.shape[-1])
         parts = [self._single(layer, r, q_TGQK[r.first : r.stop]) for r in self._singles]
         parts += [self._chunk(layer, r, q_TGQK[r.first : r.stop]) for r in self._chunks]
         o_TGQK = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -89,7 +90,7 @@ class PagedAttention:
     def _chunk(self, layer: int, reads: _Reads, q_TGQK: torch.Tensor) -> torch.Tensor:
         """KV groups take the batch axis and share their keys by a stride of 0."""
         keys_GLK, values_GLK = self._cache.read(layer, reads.blocks)
-        shared = (-1, self._group_size, -1, -1)
+        shared = (-1, q_TGQK.shape[2], -1, -1)
         o_GQTK = scaled_dot_product_attention(
             q_TGQK.permute(1, 2, 0, 3),
             keys_GLK.unsqueeze(1).expand(shared),

@@ -7,7 +7,7 @@ the logits stays that of the message.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ from tpinference_engine.step import ForwardRow
 Longs = npt.NDArray[np.int64]
 FROM_SLOT = -1
 """In place of a token id: the token that the slot sampled last."""
+PADDING_POSITION = -1
+"""Of columns that fill up a graph: they are computed and leave nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,26 @@ class ForwardArrays:
     chunks: tuple[Chunk, ...]
     logits_columns: Longs
     """Columns of `tokens` whose logits are wanted, in the message's order."""
+    is_padded: bool = False
+
+    @property
+    def only_decodes(self) -> bool:
+        """Every token is a row and its logits are wanted: then they are in the message's order."""
+        num_tokens = int(self.tokens.shape[1])
+        return 0 < self.num_single == num_tokens == len(self.logits_columns)
+
+    @property
+    def chunk_columns(self) -> Longs:
+        """Columns: slot, place of its first token among those of all chunks, tokens, position."""
+        columns = [(c.slot, c.first - self.num_single, c.num_tokens, c.start) for c in self.chunks]
+        return np.array(columns, dtype=np.int64).reshape(-1, 4).T
+
+    def padded(self, size: int) -> ForwardArrays:
+        """Of steps that are `only_decodes`."""
+        tokens = np.zeros((3, size), dtype=np.int64)
+        tokens[2] = PADDING_POSITION
+        tokens[:, : self.num_single] = self.tokens
+        return replace(self, tokens=tokens, is_padded=True)
 
 
 def sample_arrays(choices: Sequence[SampledRow]) -> SampleArrays:
@@ -114,4 +136,16 @@ def forward_arrays(rows: Sequence[ForwardRow]) -> ForwardArrays:
         longest_single=max((r.start + 1 for r in rows if r.num_tokens == 1), default=0),
         chunks=tuple(chunks),
         logits_columns=last_column[wanted],
+    )
+
+
+def all_single(num_rows: int) -> ForwardArrays:
+    """The shape of a step of decodes; what its tokens are is on the device."""
+    nothing = np.zeros(0, dtype=np.int64)
+    return ForwardArrays(
+        tokens=np.zeros((3, 0), dtype=np.int64),
+        num_single=num_rows,
+        longest_single=0,
+        chunks=(),
+        logits_columns=nothing,
     )

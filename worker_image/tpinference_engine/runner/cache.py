@@ -37,6 +37,9 @@ class PagedCache:
         device: torch.device,
     ) -> None:
         self.block_size = shape.block_size
+        self.num_kv_heads = shape.num_kv_heads
+        self.num_slots = num_slots
+        self.device = device
         size = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         # Zeros, because padding is read and multiplied by zero, and garbage may hold a NaN.
         self._keys_NBGK = [
@@ -45,23 +48,23 @@ class PagedCache:
         self._values_NBGK = [
             torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)
         ]
-        self._tables_SC = torch.zeros(
+        self.tables_SC = torch.zeros(
             (num_slots, max_blocks_per_slot), dtype=torch.int64, device=device
         )
 
     def append(self, appends_3E: torch.Tensor) -> None:
         """STATE. What a slot's former owner left beyond its blocks is never in its context."""
         slots_E, places_E, blocks_E = appends_3E
-        self._tables_SC[slots_E, places_E] = blocks_E
+        self.tables_SC[slots_E, places_E] = blocks_E
 
     def locate(self, slots_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
         """Each token's place among all places of the cache."""
-        blocks_T = self._tables_SC[slots_T, positions_T // self.block_size]
+        blocks_T = self.tables_SC[slots_T, positions_T // self.block_size]
         return blocks_T * self.block_size + positions_T % self.block_size
 
     def blocks(self, slots: torch.Tensor | int, length: int) -> torch.Tensor:
         """The slots' blocks that hold their first `length` positions."""
-        return self._tables_SC[slots, : -(-length // self.block_size)]
+        return self.tables_SC[slots, : -(-length // self.block_size)]
 
     def write(
         self, layer: int, places_T: torch.Tensor, k_TGK: torch.Tensor, v_TGK: torch.Tensor
@@ -70,6 +73,10 @@ class PagedCache:
         # by adding -inf and multiplied by zero, and they survive both.
         self._keys_NBGK[layer].flatten(0, 1)[places_T] = k_TGK.nan_to_num(0, 0, 0)
         self._values_NBGK[layer].flatten(0, 1)[places_T] = v_TGK.nan_to_num(0, 0, 0)
+
+    def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """All its keys and values, [N, B, G, K]."""
+        return self._keys_NBGK[layer], self._values_NBGK[layer]
 
     def read(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of whole blocks, [..., G, L, K] for blocks [..., C]."""

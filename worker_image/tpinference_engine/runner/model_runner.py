@@ -14,13 +14,19 @@ from tpinference_engine.config import EngineConfig
 from tpinference_engine.model.config import ModelConfig, read_model_config
 from tpinference_engine.model.llama import Llama
 from tpinference_engine.model.load import load_llama, num_bytes
-from tpinference_engine.model.parallel import GroupSetup, TensorParallel, open_store
-from tpinference_engine.model.rope import make_rotation
+from tpinference_engine.model.parallel import GroupSetup, Kind, TensorParallel, open_store
+from tpinference_engine.model.rope import Rotation, make_rotation
 from tpinference_engine.model.shard import Shard, shard_of
 from tpinference_engine.runner.base import RankSetup
 from tpinference_engine.runner.batch import append_array, forward_arrays, sample_arrays
 from tpinference_engine.runner.cache import CacheShape, PagedCache
 from tpinference_engine.runner.capacity import count_blocks
+from tpinference_engine.runner.compute import (
+    Compute,
+    ForwardTensors,
+    SampleTensors,
+    make_compute,
+)
 from tpinference_engine.runner.device_queue import DeviceQueue, Ticket, make_queue, run
 from tpinference_engine.runner.device_state import DeviceState
 from tpinference_engine.runner.memory import measure_memory
@@ -29,8 +35,7 @@ from tpinference_engine.runner.staging import NUM_BUFFERS, Staging
 from tpinference_engine.runner.warmup import warm_up_steps
 from tpinference_engine.step import StepInput
 
-# A CPU's first pass over a long prompt takes seconds and teaches it nothing.
-CPU_WARM_UP_TOKENS = 16
+GROUP_KINDS: dict[str, Kind] = {"cuda": "nccl", "cpu": "gloo"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,16 @@ class _Joined:
 
 
 @dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What `load_model` makes."""
+
+    model: Llama
+    rotation: Rotation
+    compute: Compute
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Running:
     """What `allocate_cache` makes."""
 
@@ -73,8 +88,7 @@ class ModelRunner:
         self._config = config
         self._store: object = None
         self._joined_or_none: _Joined | None = None
-        self._model: Llama | None = None
-        self._model_bytes = 0
+        self._loaded_or_none: _Loaded | None = None
         self._running: _Running | None = None
         self._turn = 0
 
@@ -95,7 +109,7 @@ class ModelRunner:
             size=config.tensor_parallel_size,
             store=setup.store,
             address=setup.address,
-            kind="nccl" if cuda else "gloo",
+            kind=GROUP_KINDS[device.type],
             timeout_s=config.step_timeout_s,
         )
         self._joined_or_none = _Joined(
@@ -108,19 +122,19 @@ class ModelRunner:
         )
 
     def load_model(self) -> int:
-        self._model_bytes = run(self._joined.queue, self._load)
-        return self._model_bytes
+        self._loaded_or_none = run(self._joined.queue, self._load)
+        return self._loaded.num_bytes
 
     def cache_capacity(self) -> int:
         joined, config = self._joined, self._config
         memory = run(
-            joined.queue, lambda: measure_memory(config, self._loaded, joined.queue.device)
+            joined.queue, lambda: measure_memory(config, self._loaded.model, joined.queue.device)
         )
         return count_blocks(
             memory.cache_bytes,
             self._cache_shape.block_bytes,
             needed=-(-joined.max_model_len // config.block_size),
-            taken={"weights": self._model_bytes, **memory.taken},
+            taken={"weights": self._loaded.num_bytes, **memory.taken},
             override=config.num_gpu_blocks_override,
         )
 
@@ -136,10 +150,12 @@ class ModelRunner:
 
     def warm_up(self) -> None:
         limits = self._allocated.limits
-        cpu = self._joined.queue.device.type == "cpu"
-        num_tokens = CPU_WARM_UP_TOKENS if cpu else limits.max_num_batched_tokens
-        for step in warm_up_steps(limits, num_tokens):
-            self.enqueue(step).wait()
+        lengths = self._loaded.compute.warm_up_lengths(limits.max_num_batched_tokens)
+        for number, length in enumerate(lengths):
+            for step in warm_up_steps(limits, length, limited=number == 0):
+                self.enqueue(step).wait()
+        if self._joined.queue.device.type == "cuda" and self._joined.parallel.can_be_captured:
+            self._joined.queue.submit(self._allocated.state.capture)
         self.idle()
 
     def enqueue(self, step: StepInput) -> _Tokens:
@@ -148,9 +164,16 @@ class ModelRunner:
         chosen = sample_arrays(running.slots.sample(step.sample))
         appended = append_array(running.slots.apply(step))
         running.slots.forward(step.forward, step.bucket)
-        rows = forward_arrays(step.forward)
+        rows = running.state.fit(forward_arrays(step.forward), step.bucket)
         unpack = running.staging.pack(
-            [chosen.columns, chosen.random_rows, appended, rows.tokens, rows.logits_columns]
+            [
+                chosen.columns,
+                chosen.random_rows,
+                appended,
+                rows.tokens,
+                rows.logits_columns,
+                rows.chunk_columns,
+            ]
         )
         self._turn = (self._turn + 1) % NUM_BUFFERS
         output = running.outputs[self._turn][: len(step.sample)]
@@ -159,12 +182,13 @@ class ModelRunner:
 
         def sample() -> None:
             tensors.extend(unpack())
-            tokens_R = running.state.sample(tensors[0], tensors[1], chosen.limited)
+            wanted = SampleTensors(tensors[0], tensors[1], chosen.limited)
+            tokens_R = running.state.sample(wanted)
             output.copy_(tokens_R, non_blocking=True)
 
         def forward() -> None:
             running.state.append(tensors[2])
-            running.state.forward(rows, tensors[3], tensors[4])
+            running.state.forward(rows, ForwardTensors(*tensors[3:]))
 
         ticket = queue.submit(sample)
         queue.submit(forward)
@@ -179,9 +203,9 @@ class ModelRunner:
         if joined is not None:
             joined.queue.close()
             joined.parallel.close()
-        self._model = self._running = self._store = None
+        self._loaded_or_none = self._running = self._store = None
 
-    def _load(self) -> int:
+    def _load(self) -> _Loaded:
         joined = self._joined
         device = joined.queue.device
         weights = load_llama(self._config.model, joined.config, joined.shard, joined.dtype, device)
@@ -192,11 +216,12 @@ class ModelRunner:
             dtype=joined.dtype,
             device=device,
         )
-        self._model = Llama(joined.config, joined.shard, weights, rotation, joined.parallel)
-        return num_bytes(weights)
+        compute = make_compute(device)
+        model = Llama(joined.config, joined.shard, weights, joined.parallel, compute.ops)
+        return _Loaded(model, rotation, compute, num_bytes(weights))
 
     def _allocate(self, limits: SlotLimits) -> _Running:
-        device = self._joined.queue.device
+        loaded, device = self._loaded, self._joined.queue.device
         cache = PagedCache(
             self._cache_shape,
             num_blocks=limits.num_blocks,
@@ -210,7 +235,7 @@ class ModelRunner:
         return _Running(
             slots=BatchSlots(limits),
             limits=limits,
-            state=DeviceState(self._loaded, cache, num_slots=limits.num_slots, device=device),
+            state=DeviceState(loaded.model, loaded.rotation, cache, loaded.compute),
             staging=Staging(device),
             outputs=tuple(outputs),
         )
@@ -232,9 +257,9 @@ class ModelRunner:
         return self._joined_or_none
 
     @property
-    def _loaded(self) -> Llama:
-        assert self._model is not None, "load_model comes first"
-        return self._model
+    def _loaded(self) -> _Loaded:
+        assert self._loaded_or_none is not None, "load_model comes first"
+        return self._loaded_or_none
 
     @property
     def _allocated(self) -> _Running:

@@ -17,8 +17,9 @@ _STEP_ID = _EPOCH = 0
 """The worker's business, and these never pass it."""
 
 
-def warm_up_steps(limits: SlotLimits, num_tokens: int) -> list[StepInput]:
-    """A prompt of up to `num_tokens`, a sampled token, one decode; nothing if there is no room.
+def warm_up_steps(limits: SlotLimits, num_tokens: int, limited: bool) -> list[StepInput]:
+    """A prompt of up to `num_tokens`, a sampled token (out of a few if `limited`), one decode;
+    nothing if there is no room.
 
     It writes to the first blocks, which nobody owns yet.
     """
@@ -27,7 +28,8 @@ def warm_up_steps(limits: SlotLimits, num_tokens: int) -> list[StepInput]:
     if length < 1:
         return []
     blocks = tuple(range(-(-(length + 1) // limits.block_size)))
-    new = NewSlot(_SLOT, _GENERATION, length, temperature=1.0, top_p=0.9, top_k=8, seed=0)
+    top_p, top_k = (0.9, 8) if limited else (1.0, 0)
+    new = NewSlot(_SLOT, _GENERATION, length, temperature=1.0, top_p=top_p, top_k=top_k, seed=0)
     prompt = ForwardRow(_SLOT, _GENERATION, 0, length, (0,) * length, True)
     decode = ForwardRow(_SLOT, _GENERATION, length, 1, (), False)
     return [
