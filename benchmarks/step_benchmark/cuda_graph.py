@@ -94,7 +94,7 @@ class CudaGraphRunner:
         torch.cuda.current_stream().synchronize()
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
-        # Of this thread alone: Ray's graph thread has the device too, and may just be setting it up.
+        # Of this thread alone: Ray's graph thread may just be setting the device up.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             self._run_layers()
         return graph
