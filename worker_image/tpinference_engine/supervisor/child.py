@@ -22,7 +22,13 @@ class Child:
         self.exit_code: int | None = None
         """None while it runs; negative = the signal that ended it."""
         self.pid = os.posix_spawnp(
-            command[0], list(command), dict(environ), setpgroup=0, setsigmask=()
+            command[0],
+            list(command),
+            dict(environ),
+            setpgroup=0,
+            # Whatever this process blocks or ignores, or was started with.
+            setsigmask=(),
+            setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
         )
 
     @property
