@@ -132,7 +132,7 @@ def test_rank_that_dies_while_the_graph_is_compiled_is_named(
         os.kill(group.pids[1], signal.SIGKILL)
         return CompiledGraphTransport(*args, **named)
 
-    used = "tpinference_engine.executor.ray.CompiledGraphTransport"
+    used = "tpinference_engine.executor.step_path.CompiledGraphTransport"
     monkeypatch.setattr(used, kill_and_compile)
     with pytest.raises(RankDied, match="rank 1 ") as caught:
         group.start()
