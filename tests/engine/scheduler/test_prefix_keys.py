@@ -16,7 +16,7 @@ tokens = st.lists(st.integers(0, 2**31 - 1), max_size=30)
 
 
 def chain(of: list[int], size: int = 4, root: bytes = ROOT) -> list[bytes]:
-    return list(KeyChain(root, size).first(len(of) // size, of))
+    return list(KeyChain(root, size).between(0, len(of) // size, of))
 
 
 def test_a_key_is_defined_and_not_only_equal_to_itself() -> None:
@@ -44,8 +44,9 @@ def test_a_chain_that_grows_is_the_one_made_at_once(
 ) -> None:
     growing = KeyChain(ROOT, size)
     for length in range(len(of) + 1):
-        count = data.draw(st.integers(0, length // size))
-        assert list(growing.first(count, of[:length])) == chain(of, size)[:count]
+        stop = data.draw(st.integers(0, length // size))
+        first = data.draw(st.integers(0, stop))
+        assert list(growing.between(first, stop, of[:length])) == chain(of, size)[first:stop]
 
 
 def test_a_key_stands_for_all_before_it() -> None:
@@ -55,7 +56,7 @@ def test_a_key_stands_for_all_before_it() -> None:
 
 def test_more_blocks_than_there_are_tokens_is_our_own_mistake() -> None:
     with pytest.raises(AssertionError, match="2 blocks of 4, 7 tokens"):
-        KeyChain(ROOT, 4).first(2, list(range(7)))
+        KeyChain(ROOT, 4).between(0, 2, list(range(7)))
 
 
 def test_the_longest_run_from_the_start_is_found() -> None:

@@ -38,13 +38,13 @@ class KeyChain:
         self._block_size = block_size
         self._keys = [root]
 
-    def first(self, count: int, tokens: Sequence[int]) -> Sequence[Key]:
-        """Of the first `count` blocks of `tokens`, which only ever grows at its end."""
+    def between(self, first: int, stop: int, tokens: Sequence[int]) -> Sequence[Key]:
+        """Of the blocks `first` to `stop` of `tokens`, which only ever grows at its end."""
         size, keys = self._block_size, self._keys
-        assert count * size <= len(tokens), f"{count} blocks of {size}, {len(tokens)} tokens"
-        for start in range((len(keys) - 1) * size, count * size, size):
+        assert stop * size <= len(tokens), f"{stop} blocks of {size}, {len(tokens)} tokens"
+        for start in range((len(keys) - 1) * size, stop * size, size):
             keys.append(next_key(keys[-1], tokens[start : start + size]))
-        return keys[1 : count + 1]
+        return keys[first + 1 : stop + 1]
 
 
 class PrefixCache:

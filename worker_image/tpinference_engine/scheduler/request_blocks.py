@@ -61,7 +61,7 @@ class RequestBlocks:
         if not self.shares_prefixes:
             return ()
         most = (len(state.tokens) - 1) // self._limits.block_size
-        return self._cache.longest(state.keys.first(most, state.tokens))
+        return self._cache.longest(state.keys.between(0, most, state.tokens))
 
     def begin_with(self, state: RequestState, prefix: tuple[int, ...]) -> None:
         self._pool.share(state.request_id, prefix)
@@ -78,7 +78,7 @@ class RequestBlocks:
         first = state.num_published_blocks
         if not self.shares_prefixes or full <= first:
             return
-        keys = state.keys.first(full, state.tokens)[first:]
+        keys = state.keys.between(first, full, state.tokens)
         for key, block in zip(keys, self._pool.blocks_of(state.request_id, first), strict=False):
             self._cache.add(key, block)
         state.num_published_blocks = full
