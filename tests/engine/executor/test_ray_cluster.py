@@ -72,6 +72,7 @@ def test_cluster_that_does_not_answer_is_told_at_the_deadline(make_group: MakeGr
 def test_local_ray_is_started_and_leaves_nothing(
     make_group: MakeGroup, processes: Processes
 ) -> None:
+    """Its authentication stays with this process, so no later test here can join a cluster."""
     shared_before = processes.shared_memory()
     children_before = processes.descendants(os.getpid())
     handler = signal.getsignal(signal.SIGTERM)
