@@ -29,6 +29,8 @@ BATCHES = (1, 8, 64, 256)
 INPUT_LEN = 128
 OUTPUT_LENS = (128, 256)
 TTFT_LENS = (512, 4096)
+THROUGHPUT = (512, 512, 128)
+"""Requests, their prompt and their output."""
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 128256,
@@ -141,7 +143,18 @@ async def measure_step(load: Load, batch: int, repeats: int) -> Step:
     return Step(batch, statistics.median(slopes), min(slopes), found)
 
 
-async def measure(config: EngineConfig, repeats: int, temperature: float) -> dict[str, Any]:
+async def measure_prompts(load: Load, repeats: int) -> dict[str, Any]:
+    """Where prompts count: time to the first token, and output tokens of many requests."""
+    ttft_ms = {}
+    for length in TTFT_LENS:
+        times = [await load.run(1, length, 1) for _ in range(repeats + 1)]
+        ttft_ms[length] = statistics.median(times[1:]) * 1e3
+    count, input_len, output_len = THROUGHPUT
+    took = await load.run(count, input_len, output_len)
+    return {"ttft_ms": ttft_ms, "output_tokens_per_s": count * output_len / took}
+
+
+async def measure(config: EngineConfig, options: argparse.Namespace) -> dict[str, Any]:
     engine = AsyncEngine(config)
     began = time.perf_counter()
     result: dict[str, Any] = {"backend": config.distributed_executor_backend}
@@ -152,20 +165,16 @@ async def measure(config: EngineConfig, repeats: int, temperature: float) -> dic
             {"name": stage.name, "seconds": stage.seconds} for stage in engine.status().stages
         ]
         say(f"{result['backend']} ready in {result['start_s']:.1f} s: {result['stages']}")
-        load = Load(engine, temperature)
-        for batch in BATCHES:
+        load = Load(engine, options.temperature)
+        for batch in options.batches:
             await load.run(batch, INPUT_LEN, 8)
         steps = []
-        for batch in BATCHES:
-            steps.append(await measure_step(load, batch, repeats))
+        for batch in options.batches:
+            steps.append(await measure_step(load, batch, options.repeats))
             say(f"{result['backend']} batch {batch}: {steps[-1].ms:.3f} ms a step")
         result["steps"] = [asdict(step) for step in steps]
-        result["ttft_ms"] = {}
-        for length in TTFT_LENS:
-            times = [await load.run(1, length, 1) for _ in range(repeats + 1)]
-            result["ttft_ms"][length] = statistics.median(times[1:]) * 1e3
-        took = await load.run(512, 512, 128)
-        result["output_tokens_per_s"] = 512 * 128 / took
+        if not options.only_steps:
+            result |= await measure_prompts(load, options.repeats)
         say(json.dumps({key: value for key, value in result.items() if key != "steps"}))
     finally:
         await engine.shutdown()
@@ -185,6 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.4)
+    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
+    parser.add_argument("--only-steps", action="store_true", help="no first tokens, no throughput")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
@@ -192,16 +203,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         began = time.perf_counter()
         make_model(model)
         say(f"weights made in {time.perf_counter() - began:.1f} s")
-        results = [
-            asyncio.run(
-                measure(
-                    engine_config(model, backend, options.gpu_memory_utilization),
-                    options.repeats,
-                    options.temperature,
-                )
-            )
-            for backend in options.backends
-        ]
+        results = []
+        for backend in options.backends:
+            config = engine_config(model, backend, options.gpu_memory_utilization)
+            results.append(asyncio.run(measure(config, options)))
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
 

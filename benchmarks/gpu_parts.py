@@ -42,8 +42,8 @@ from tpinference_engine.runner.cache import CacheShape, PagedCache
 from tpinference_engine.runner.device_state import DeviceState
 from tpinference_engine.runner.kernel_compute import KernelCompute
 
-BATCHES = {1: 192, 8: 192, 64: 192, 256: 192}
-"""Rows, and positions that each sees: those of the middle of 128 to 256 output tokens."""
+BATCHES = {1: 320, 8: 320, 64: 320, 256: 320}
+"""Rows, and positions that each sees: as amid the slope of gpu_decode.py."""
 BLOCK_SIZE = 16
 REPLAYS = 30
 LLAMA_8B = ModelConfig(
@@ -68,41 +68,28 @@ LLAMA_8B = ModelConfig(
     generation=GenerationDefaults(),
 )
 ROW_TILINGS = [
-    Tiling(block_n=n, block_k=k, warps=w, early=early, ahead=ahead)
-    for n, k, w, early, ahead in [
-        (2, 4096, 4, True, 0),
-        (2, 4096, 4, True, 396),
-        (2, 4096, 4, True, 792),
-        (2, 4096, 4, True, 1188),
-        (1, 4096, 4, False, 0),
-        (2, 2048, 4, True, 0),
-        (4, 2048, 8, False, 0),
-        (4, 2048, 8, True, 264),
-    ]
+    Tiling(block_n=n, block_k=k, warps=w, early=early)
+    for n, k, w in [(1, 4096, 4), (2, 4096, 4), (2, 2048, 4), (4, 2048, 8)]
+    for early in (False, True)
 ]
 BATCH_TILINGS = [
-    Tiling(block_n=n, block_k=k, warps=w, stages=s, ahead=ahead)
-    for n, k, w, s, ahead in [
-        (16, 128, 4, 3, 0),
-        (16, 128, 4, 3, 1),
-        (16, 128, 4, 3, 2),
-        (16, 128, 4, 3, 8),
-        (16, 128, 4, 4, 1),
-        (16, 64, 4, 4, 1),
-        (16, 64, 4, 6, 1),
-        (16, 64, 8, 3, 1),
-        (32, 64, 4, 4, 1),
-        (32, 128, 4, 3, 1),
+    Tiling(block_n=n, block_k=k, warps=w, stages=s)
+    for n, k, w, s in [
+        (16, 128, 4, 3),
+        (16, 128, 4, 4),
+        (16, 64, 4, 6),
+        (32, 64, 4, 4),
+        (32, 128, 4, 3),
     ]
 ]
 TUNED = {
-    "SMALL_ROW": ROW_TILINGS,
     "ROW": ROW_TILINGS,
     "GATED_ROW": ROW_TILINGS,
     "LONG_ROW": ROW_TILINGS,
-    "SMALL_BATCH": BATCH_TILINGS,
     "BATCH": BATCH_TILINGS,
     "GATED_BATCH": BATCH_TILINGS,
+    "LONG_BATCH": BATCH_TILINGS,
+    "SQUARE_BATCH": BATCH_TILINGS,
 }
 """Constants of kernels/ops.py, and what they are compared with."""
 

@@ -39,26 +39,6 @@ class Tiling:
     stages: int = 1
     early: bool = False
     """Successors may start once all programs have started, not when they are about to end."""
-    ahead: int = 0
-    """What is asked for in L2 while the predecessor runs: for one row that much as this many
-    programs further on read, for a batch this many of a program's own steps."""
-
-
-@triton.jit
-def _ask_rows(w, n, first, N, K: tl.constexpr, LENGTH: tl.constexpr):
-    """For `LENGTH` elements from `first` on of each of the rows `n`, line by line."""
-    LINE: tl.constexpr = 64
-    at = first + tl.arange(0, LENGTH // LINE) * LINE
-    # Beyond the end it is the last line again.
-    at = tl.minimum(at, K - LINE)[None, :] + tl.minimum(n, N - 1)[:, None].to(tl.int64) * K
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], 128; mov.b32 $0, 0;",
-        "=r,l",
-        [(w + at).to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -89,7 +69,7 @@ def _finish(  # noqa: PLR0913
 def _row_kernel(  # noqa: PLR0913
     x, w, bias, y, N, K: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    EVEN: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    EVEN: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     k = tl.arange(0, BLOCK_K)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -100,8 +80,6 @@ def _row_kernel(  # noqa: PLR0913
     if PDL:
         if EARLY:
             gdc_launch_dependents()
-        if AHEAD > 0:
-            _ask_rows(w, n + AHEAD * BLOCK_N, 0, N, K, BLOCK_K)
         gdc_wait()
     x_tile = tl.load(x + k, mask=k < K, other=0).to(tl.float32)[None, :]
     # Products are added up where they are; threads meet once, at the end.
@@ -138,7 +116,7 @@ def _batch_kernel(  # noqa: PLR0913
     x, w, bias, y, M, N, y_stride, K: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, BLOCK_K: tl.constexpr,
     GATED: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
-    AHEAD: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     m = tl.arange(0, ROWS)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -148,10 +126,6 @@ def _batch_kernel(  # noqa: PLR0913
     if PDL:
         if EARLY:
             gdc_launch_dependents()
-        for step in tl.static_range(AHEAD):
-            _ask_rows(w, n, step * PARTS * BLOCK_K, N, K, PARTS * BLOCK_K)
-            if GATED:
-                _ask_rows(up_w, n, step * PARTS * BLOCK_K, N, K, PARTS * BLOCK_K)
         gdc_wait()
     x_at = x + m[None, :, None].to(tl.int64) * K + k
     made = tl.zeros([PARTS, BLOCK_N, ROWS], tl.float32)
@@ -200,7 +174,7 @@ def row_linear(
         x_1K, w_NK, w_NK if bias_N is None else bias_N, y_1N, num_outputs, K=width,
         BLOCK_N=tiling.block_n, BLOCK_K=block_k, GATED=gated, HAS_BIAS=bias_N is not None,
         EVEN=width % block_k == 0 and num_outputs % tiling.block_n == 0,
-        EARLY=tiling.early, AHEAD=tiling.ahead, PDL=pdl, num_warps=tiling.warps, launch_pdl=pdl,
+        EARLY=tiling.early, PDL=pdl, num_warps=tiling.warps, launch_pdl=pdl,
     )  # fmt: skip
     return y_1N
 
@@ -224,7 +198,7 @@ def batch_linear(
         ROWS=8 if num_rows <= 8 else MAX_ROWS, BLOCK_N=tiling.block_n,
         PARTS=tiling.warps, BLOCK_K=tiling.block_k, GATED=gated, HAS_BIAS=bias_N is not None,
         EVEN=width % step == 0 and num_outputs % tiling.block_n == 0,
-        EARLY=tiling.early, AHEAD=tiling.ahead, PDL=pdl,
+        EARLY=tiling.early, PDL=pdl,
         num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
     )  # fmt: skip
     return y_MN

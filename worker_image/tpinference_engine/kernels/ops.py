@@ -13,15 +13,13 @@ from tpinference_engine.kernels.linear import Tiling, batch_linear, fits, row_li
 from tpinference_engine.kernels.norm import add_rms_norm, rms_norm
 
 # Measured on one H200, in a CUDA graph: docs/performance.md.
-ROW = Tiling(block_n=2, block_k=4096, early=True)
-SMALL_ROW = Tiling(block_n=2, block_k=4096, early=True, ahead=792)
+ROW = Tiling(block_n=4, block_k=2048, warps=8)
 GATED_ROW = Tiling(block_n=1, block_k=4096)
 LONG_ROW = Tiling(block_n=2, block_k=2048, early=True)
-BATCH = Tiling(block_n=16, block_k=128, stages=3, ahead=1)
-SMALL_BATCH = Tiling(block_n=16, block_k=128, stages=3, ahead=8)
-GATED_BATCH = Tiling(block_n=8, block_k=128, stages=3, ahead=1)
-SMALL_BYTES = 40 << 20
-"""A matrix up to here fits into L2: it is asked for as a whole while attention runs."""
+BATCH = Tiling(block_n=16, block_k=128, stages=3)
+GATED_BATCH = Tiling(block_n=16, block_k=128, stages=3)
+LONG_BATCH = Tiling(block_n=16, block_k=128, stages=3)
+SQUARE_BATCH = Tiling(block_n=32, block_k=128, stages=3)
 LONG_WIDTH = 8192
 """Rows of a matrix from here on are long."""
 
@@ -69,10 +67,9 @@ class KernelOps:
         bias_N: torch.Tensor | None,
         y_TN: torch.Tensor,
     ) -> torch.Tensor:
-        is_small = weight_ND.nbytes <= SMALL_BYTES
-        if len(x_TD) > 1:
-            tiling = SMALL_BATCH if is_small else BATCH
-            return batch_linear(x_TD.contiguous(), weight_ND, bias_N, y_TN, tiling)
-        is_long = weight_ND.shape[1] >= LONG_WIDTH
-        tiling = LONG_ROW if is_long else SMALL_ROW if is_small else ROW
-        return row_linear(x_TD, weight_ND, bias_N, y_TN, tiling)
+        outputs, width = weight_ND.shape
+        if len(x_TD) == 1:
+            tiling = LONG_ROW if width >= LONG_WIDTH else ROW
+            return row_linear(x_TD, weight_ND, bias_N, y_TN, tiling)
+        tiling = LONG_BATCH if width >= LONG_WIDTH else SQUARE_BATCH if outputs <= width else BATCH
+        return batch_linear(x_TD.contiguous(), weight_ND, bias_N, y_TN, tiling)
