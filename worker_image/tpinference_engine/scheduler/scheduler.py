@@ -204,12 +204,14 @@ class Scheduler:
         progress: alone it fits, admission saw to that.
         """
         end = state.num_computed + num_tokens
-        while self._blocks.num_missing(state, end) > self._blocks.num_free:
+        missing = self._blocks.num_missing(state, end)
+        while missing > self._blocks.num_free:
             latest = self._running[-1]
             self._preempt(latest, plan)
             if latest is state:
                 return False
-        self._blocks.grow(state, end)
+        if missing:
+            self._blocks.grow(state, end)
         return True
 
     def _preempt(self, state: RequestState, plan: StepPlan) -> None:
