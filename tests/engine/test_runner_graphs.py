@@ -1,4 +1,4 @@
-"""Which steps a graph can run, which graph it is, and what fills it up. Nothing here needs a GPU."""
+"""Which steps a graph can run, which graph it is, and what fills it up. No GPU is needed."""
 
 from __future__ import annotations
 

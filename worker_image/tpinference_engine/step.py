@@ -90,8 +90,8 @@ class StepInput:
     """Incarnation of the rank group. A rank of another epoch refuses the message."""
     bucket: int
     """Upper bound of the tokens in FORWARD, of a few sizes; 0 = a flush, nothing to run. A rank
-    refuses rows that exceed it and runs what they really have: captured graphs, which need the
-    sizes, are not there yet."""
+    refuses rows that exceed it. On CUDA it names the captured graph of a step of decodes alone;
+    any other step runs what its rows really have."""
     sample: tuple[SampleRow, ...] = ()
     free: tuple[int, ...] = ()
     new: tuple[NewSlot, ...] = ()
