@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from soak_benchmark.link import Profile
+from soak_benchmark.link import CLEAN, Profile
 from soak_benchmark.network import Network
 from soak_benchmark.resource_use import Sample, Watcher
 
@@ -91,6 +91,8 @@ class WatchedRun:
                 self._found.exit_code = _wait_for(driver)
             finally:
                 driver.kill()
+                # Ray takes its time to end a cluster that can't be reached.
+                self._network.change(CLEAN)
         self._found.ended_s = self._watcher.ended_s
         self._found.samples = self._watcher.samples
         return self._found

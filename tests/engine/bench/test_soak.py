@@ -256,7 +256,7 @@ def test_a_run_changes_the_network_before_each_phase_and_counts(watch: Callable[
         """
     )
     assert found.is_good and found.num_steps == 20 and found.shutdown_s == 0.5
-    assert network.profiles == ["clean", "clean", "cut for good", "cut for good"]
+    assert network.profiles == ["clean", "clean", "cut for good", "cut for good", "clean"]
     assert [event["profile"] for event in found.passed] == ["clean", "cut for good"]
     assert found.samples[0].held["driver"]["threads"] >= 1
     assert "round 1, clean: 10 steps, 0 wrong tokens" in said[0]
