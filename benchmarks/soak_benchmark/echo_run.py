@@ -31,6 +31,7 @@ _EPOCH = 1
 _MAX_EXAMPLES = 5
 _MAX_MESSAGE = 1500
 _PERCENTILES = (50.0, 99.0, 100.0)
+_SLOW_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,7 @@ class EchoRun:
         found = np.percentile(self._times_s[:num_steps], _PERCENTILES)
         times = {f"p{p:g}_ms": float(1e3 * t) for p, t in zip(_PERCENTILES, found, strict=True)}
         counts = {"total": self._num_steps, "wrong": self._num_wrong}
+        counts["slow"] = int((self._times_s[:num_steps] > _SLOW_S).sum())
         self._reports.send(
             "passed", number=number, steps=num_steps, seconds=seconds, **times, **counts
         )

@@ -32,7 +32,7 @@ def describe_failure(failure: Event) -> str:
 def render_phases(passed: Sequence[Event]) -> list[str]:
     """A line for each profile, over all rounds."""
     names = list(dict.fromkeys(event["profile"] for event in passed))
-    head = "profile steps mean-ms p50-ms p99-ms max-ms packets late lost cut".split()
+    head = "profile steps mean-ms p50-ms p99-ms max-ms over-100ms packets late lost cut".split()
     rows = [head] + [_row(name, [e for e in passed if e["profile"] == name]) for name in names]
     widths = [max(len(row[at]) for row in rows) for at in range(len(head))]
     return ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
@@ -48,8 +48,9 @@ def _row(name: str, events: Sequence[Event]) -> list[str]:
     if "p50_ms" in events[0]:
         middle = [statistics.median(event[key] for event in events) for key in ("p50_ms", "p99_ms")]
         times += [f"{value:.2f}" for value in (*middle, max(event["p100_ms"] for event in events))]
+        times.append(str(sum(event["slow"] for event in events)))
     else:
-        times += ["-"] * 3
+        times += ["-"] * 4
     counts = [sum(fates.values()), *(fates[fate] for fate in _FATES[1:])]
     return [name.replace(" ", "-"), str(steps), *times, *map(str, counts)]
 

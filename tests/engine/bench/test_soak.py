@@ -261,7 +261,7 @@ def test_a_run_changes_the_network_before_each_phase_and_counts(watch: Callable[
     assert found.samples[0].held["driver"]["threads"] >= 1
     assert "round 1, clean: 10 steps, 0 wrong tokens" in said[0]
     lines = render_phases(found.passed)
-    assert lines[1].split() == ["clean", "10", "100.00", "-", "-", "-", "3", "0", "0", "0"]
+    assert lines[1].split() == ["clean", "10", "100.00", "-", "-", "-", "-", "3", "0", "0", "0"]
 
 
 def test_a_driver_that_says_nothing_is_given_up(watch: Callable[..., Any]) -> None:
