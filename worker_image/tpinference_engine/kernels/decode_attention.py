@@ -25,8 +25,6 @@ MAX_PARTS = 16
 _BLOCK_N, _WARPS, _STAGES = 64, 4, 3
 _MIN_TILES = 1
 """Of a part."""
-_ASKED = 1
-"""Tiles that are asked for in L2 while the kernel before ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +61,7 @@ def _prefetch(  # noqa: PLR0913
     first, stop, table, keys, values, kv_head,
     BLOCK_SIZE: tl.constexpr, NUM_KV: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Asks for one tile: by the time it is read it is in L2."""
+    """Asks for a part's first tile: when it is read it is in L2. More of them gain nothing."""
     LINE: tl.constexpr = 128 // (keys.dtype.element_ty.primitive_bitwidth // 8)
     LINES: tl.constexpr = (HEAD_DIM + LINE - 1) // LINE
     positions = first + tl.arange(0, BLOCK_N)
@@ -166,7 +164,7 @@ def _decode_kernel(  # noqa: PLR0913
     NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, HAS_NORM: tl.constexpr, PARTS: tl.constexpr,
     MIN_TILES: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, ASKED: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     part, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV
@@ -180,11 +178,7 @@ def _decode_kernel(  # noqa: PLR0913
     if PDL:
         gdc_launch_dependents()
         # The context was there before the step; only the heads come from the kernel before.
-        for tile in tl.static_range(ASKED):
-            _prefetch(
-                first + tile * BLOCK_N, stop, table, keys, values, kv_head,
-                BLOCK_SIZE, NUM_KV, HEAD_DIM, BLOCK_N,
-            )  # fmt: skip
+        _prefetch(first, stop, table, keys, values, kv_head, BLOCK_SIZE, NUM_KV, HEAD_DIM, BLOCK_N)
         gdc_wait()
     if (position < 0) | (part >= num_active):
         return
@@ -264,7 +258,7 @@ def decode_attention(
         NUM_HEADS=heads, NUM_KV=kv_heads, HEAD_DIM=width,
         BLOCK_SIZE=cache.keys_NBGK.shape[1], HAS_NORM=layout.q_norm_K is not None,
         PARTS=parts, MIN_TILES=_MIN_TILES, BLOCK_H=block_h, BLOCK_D=block_d,
-        BLOCK_N=32 if wide else _BLOCK_N, ASKED=_ASKED, PDL=pdl,
+        BLOCK_N=32 if wide else _BLOCK_N, PDL=pdl,
         num_warps=_WARPS, num_stages=2 if wide else _STAGES, launch_pdl=pdl,
     )  # fmt: skip
     return out_THK
