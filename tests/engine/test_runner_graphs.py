@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpinference_engine.runner.batch import PADDING_POSITION, forward_arrays
+from tpinference_engine.runner.batch import FROM_SLOT, PADDING_POSITION, forward_arrays
 from tpinference_engine.runner.graphs import DecodeGraphs, graph_sizes
 from tpinference_engine.step import ForwardRow
 
@@ -62,4 +62,8 @@ def test_chunks_begin_after_the_single_tokens() -> None:
     assert arrays.num_single == 2
     # Slot, place among the chunks' tokens, tokens, position.
     assert arrays.chunk_columns.T.tolist() == [[7, 0, 3, 32], [2, 3, 2, 0]]
+    assert arrays.tokens[:, :2].tolist() == [[FROM_SLOT] * 2, [1, 3], [5, 8]]
+    assert arrays.tokens[2, 2:].tolist() == [32, 33, 34, 0, 1]
+    # In the message's order.
+    assert arrays.logits_columns.tolist() == [4, 0, 6, 1]
     assert forward_arrays([decode(1, 5)]).chunk_columns.shape == (4, 0)

@@ -112,31 +112,41 @@ def append_array(placements: Sequence[BlockPlaces]) -> Longs:
 
 
 def forward_arrays(rows: Sequence[ForwardRow]) -> ForwardArrays:
-    order = sorted(range(len(rows)), key=lambda index: rows[index].num_tokens > 1)
-    columns: list[Longs] = []
-    chunks: list[Chunk] = []
-    last_column = np.zeros(len(rows), dtype=np.int64)
-    at = 0
-    for index in order:
-        row = rows[index]
-        count = row.num_tokens
-        part = np.empty((3, count), dtype=np.int64)
-        part[0] = row.tokens or FROM_SLOT
-        part[1] = row.slot
-        part[2] = np.arange(row.start, row.start + count)
-        columns.append(part)
-        if count > 1:
-            chunks.append(Chunk(row.slot, at, count, row.start))
-        at += count
-        last_column[index] = at - 1
-    wanted = [index for index, row in enumerate(rows) if row.wants_logits]
-    return ForwardArrays(
-        tokens=np.concatenate(columns, axis=1) if columns else np.zeros((3, 0), dtype=np.int64),
-        num_single=len(rows) - len(chunks),
-        longest_single=max((r.start + 1 for r in rows if r.num_tokens == 1), default=0),
-        chunks=tuple(chunks),
-        logits_columns=last_column[wanted],
+    single = [row for row in rows if row.num_tokens == 1]
+    several = [row for row in rows if row.num_tokens > 1]
+    num_single = len(single)
+    tokens = np.empty((3, num_single + sum(row.num_tokens for row in several)), dtype=np.int64)
+    # Whole columns at once: a step may have hundreds of these rows, and few of the others.
+    tokens[:, :num_single] = (
+        [row.tokens[0] if row.tokens else FROM_SLOT for row in single],
+        [row.slot for row in single],
+        [row.start for row in single],
     )
+    chunks: list[Chunk] = []
+    at = num_single
+    for row in several:
+        stop = at + row.num_tokens
+        tokens[0, at:stop] = row.tokens
+        tokens[1, at:stop] = row.slot
+        tokens[2, at:stop] = np.arange(row.start, row.start + row.num_tokens)
+        chunks.append(Chunk(row.slot, at, row.num_tokens, row.start))
+        at = stop
+    return ForwardArrays(
+        tokens=tokens,
+        num_single=num_single,
+        longest_single=max((row.start + 1 for row in single), default=0),
+        chunks=tuple(chunks),
+        logits_columns=_logits_columns(rows, chunks),
+    )
+
+
+def _logits_columns(rows: Sequence[ForwardRow], chunks: Sequence[Chunk]) -> Longs:
+    """The last token's column of each row that wants logits, in the rows' order."""
+    singles = iter(range(len(rows) - len(chunks)))
+    lasts = iter([chunk.first + chunk.num_tokens - 1 for chunk in chunks])
+    columns = [next(lasts if row.num_tokens > 1 else singles) for row in rows]
+    wanted = [column for column, row in zip(columns, rows, strict=True) if row.wants_logits]
+    return np.array(wanted, dtype=np.int64)
 
 
 def all_single(num_rows: int) -> ForwardArrays:
