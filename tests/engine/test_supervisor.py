@@ -304,23 +304,6 @@ def test_engine_that_ends_by_the_asked_signal_before_it_handles_any_is_no_crash(
     assert not pod.termination_log.exists()
 
 
-def test_children_start_with_no_signal_blocked_or_ignored(pod: Pod) -> None:
-    """A shell's background job ignores SIGINT, Python ignores SIGPIPE, and both are inherited."""
-    ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        pod.start(pod.script("ray", LOOP), pod.script("engine", LOOP))
-    finally:
-        signal.signal(signal.SIGINT, ignored)
-    wait_for(lambda: pod.events.count("up") == 2, lambda: pod.events)
-    for pid in pod.children():
-        lines = dict(
-            line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-        )
-        kept = int(lines["SigIgn"], 16) | int(lines["SigBlk"], 16)
-        # Beyond these are the C library's own.
-        assert [number.name for number in signal.Signals if kept >> (number - 1) & 1] == []
-
-
 def test_engine_that_another_signals_is_a_crash(pod: Pod) -> None:
     pod.start(pod.script("ray", RUN_FOREVER), pod.script("engine", "kill -TERM $$"))
     status = wait_for(lambda: pod.get("/engine/status"), lambda: pod.events)
