@@ -26,6 +26,7 @@ from soak_benchmark.link import PROFILES
 from soak_benchmark.parts import Bench, PartResult, make_phases
 
 _PARTS = ("echo", "model", "two-in-flight", "cut")
+_TWO_IN_FLIGHT_SHARE = 10
 _PROFILE_OF_NAME = {profile.name: profile for profile in PROFILES}
 
 
@@ -56,7 +57,9 @@ def _run(part: str, bench: Bench, args: argparse.Namespace) -> PartResult:
     if part == "echo":
         return bench.run_echo(make_phases(profiles, args.steps, args.rounds))
     if part == "two-in-flight":
-        phases = make_phases(profiles, args.steps, 1)
+        # A comparison, and slow: steps that the reader of two channels misses wait 0.1 s.
+        num_steps = max(args.steps // _TWO_IN_FLIGHT_SHARE, len(profiles))
+        phases = make_phases(profiles, num_steps, 1)
         return bench.run_two_in_flight(phases, args.max_failures)
     if part == "model":
         return bench.run_model(args.model, make_phases(profiles, args.model_steps, 1))
@@ -72,7 +75,13 @@ def _parse() -> argparse.Namespace:
     add, names = parser.add_argument, list(_PROFILE_OF_NAME)
     add("--parts", nargs="+", choices=_PARTS, default=list(_PARTS), metavar="NAME")
     add("--profiles", nargs="+", choices=names, default=names, metavar="NAME", help=str(names))
-    add("--steps", type=_count, default=200_000, metavar="N", help="of an echo, over all profiles")
+    add(
+        "--steps",
+        type=_count,
+        default=200_000,
+        metavar="N",
+        help="of an echo; two in flight: a tenth",
+    )
     add("--rounds", type=_count, default=4, help="of an echo through all profiles")
     add("--model", type=Path, metavar="MODEL_DIR")
     add("--model-steps", type=_count, default=2_000, metavar="N")
