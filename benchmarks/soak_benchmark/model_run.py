@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,7 +90,7 @@ class ModelRun:
             self._reports.send("ended", shutdown_s=time.monotonic() - began_s)
 
     async def _report_start(self, engine: AsyncEngine) -> None:
-        (core,) = (child.pid for child in multiprocessing.active_children())
+        (core,) = _children_that_run("core_process")
         places = await engine.collective_rpc("place")
         ranks = {f"rank {rank}": place["pid"] for rank, place in enumerate(places)}
         self._reports.send("started", pids={"API server": os.getpid(), "driver": core, **ranks})
@@ -125,6 +125,16 @@ class ModelRun:
             if self._reports.silent_s > self._task.report_every_s:
                 self._reports.send("progress", total=self._num_steps + len(tokens), wrong=0)
         return tokens
+
+
+def _children_that_run(module: str) -> Iterator[int]:
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            parent = (command.parent / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == os.getpid() and module.encode() in command.read_bytes():
+                yield int(command.parent.name)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # It ended meanwhile.
 
 
 if __name__ == "__main__":
