@@ -7,14 +7,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # A folder of wheels to try first: a CPU build of torch there saves 3 GB from PyPI.
-WHEELS ?= $(wildcard ../shared/wheels)
+# The one that `make install` was given is remembered for the images.
+WHEELS ?= $(or $(wildcard ../shared/wheels),$(shell cat $(VENV)/wheels 2>/dev/null))
+export TPINFERENCE_WHEELS := $(WHEELS)
 RUN := $(BIN)/python tests/run.py
 EMBEDDED := PYTHONPATH=tests/kubernetes $(BIN)/python -m embedded
 PORT ?= 8000
+ADMIN_PORT ?= 8001
 
 .PHONY: help
 help: ## show this list
-	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+	@grep -hE '^[a-z][a-z0-9-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 .PHONY: install
 install: $(VENV)/installed ## make .venv with everything that tests and tools need
@@ -32,11 +35,11 @@ demo-down: install ## remove all that `make demo` made
 	$(EMBEDDED) demo-down
 
 .PHONY: serve
-serve: install ## the engine alone on this machine: local Ray, two CPU ranks, OpenAI API on PORT
+serve: install ## the engine alone on this machine: local Ray, two CPU ranks, OpenAI API on PORT, probes on ADMIN_PORT
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tpinference_engine serve \
 	  "$$($(BIN)/python tests/models/smollm2.py)" --served-model-name smollm2 --device cpu \
 	  --dtype float32 --tensor-parallel-size 2 --max-num-seqs 16 --max-model-len 2048 \
-	  --host 127.0.0.1 --port $(PORT)
+	  --host 127.0.0.1 --port $(PORT) --admin-port $(ADMIN_PORT)
 
 .PHONY: test
 test: install ## everything: check, unit, ray, integration, e2e

@@ -151,7 +151,7 @@ def _core_pid() -> int:
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             parent = int((command.parent / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"spawn_main" in command.read_bytes():
+            if parent == os.getpid() and b"engine.core_process" in command.read_bytes():
                 return int(command.parent.name)
         except OSError:
             continue  # It ended meanwhile.

@@ -21,5 +21,6 @@ done
 echo "installing into $venv: torch from ${torch##*/}"
 [ "$torch" != "torch>=2.11" ] || echo "  no CPU build of torch found: this downloads 3 GB once"
 "${pip[@]}" "$torch"
+[ -z "${WHEELS:-}" ] || realpath "$WHEELS" >"$venv/wheels"
 echo "installing tpinference with its dev tools"
 "${pip[@]}" --editable '.[dev]'

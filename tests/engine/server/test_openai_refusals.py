@@ -288,3 +288,19 @@ async def test_request_that_was_refused_harms_no_other(
     assert f"request_failure_total{{{labels}}} 1.0" in failures
     labels = 'engine="0",finished_reason="stop",model_name="tiny"'
     assert f"request_success_total{{{labels}}} 1.0" in failures
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("max_tokens", -5, "max_tokens is -5, must be greater than or equal to 1"),
+        ("temperature", "hot", 'temperature is "hot", must be a valid number'),
+    ],
+)
+async def test_a_refusal_names_the_field_the_value_and_what_is_allowed(
+    serve: AbstractAsyncContextManager[Any], field: str, value: object, said: str
+) -> None:
+    async with serve as served:
+        body = {"model": "tiny", "prompt": "p", field: value}
+        error = (await post(served, "/v1/completions", body)).json()["error"]
+    assert said in error["message"]

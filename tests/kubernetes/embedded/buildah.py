@@ -72,6 +72,8 @@ def build(
         arguments["PIP_FIND_LINKS"] = "/wheels"
     if pins:
         arguments["PINS"] = " ".join(pins)
+    # What a build that was killed left: each layer is a container, of up to some GB.
+    buildah("rm", "--all")
     return buildah(
         *("build", "--quiet", "--layers", "--network", "host", "--isolation", "chroot"),
         *(f"--build-arg={name}={value}" for name, value in arguments.items()),

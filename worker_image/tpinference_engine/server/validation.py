@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import TypeVar
 
 from pydantic import ValidationError
 
 from tpinference_engine.errors import RequestRefused
 from tpinference_engine.server.protocol import Body
+
+_NO_VALUE = frozenset({"missing", "extra_forbidden"})
+_MAX_SHOWN = 60
 
 AnyBody = TypeVar("AnyBody", bound=Body)
 
@@ -36,7 +40,9 @@ def _refusal(error: ValidationError) -> RequestRefused:
     if not path:
         return RequestRefused(f"the body is no JSON object: {first['msg']}", code=code)
     return RequestRefused(
-        f"{path}: {_sentence(first['type'], first['msg'])}", param=path, code=code
+        f"{path}{_value(first['type'], first['input'])} {_sentence(first['type'], first['msg'])}",
+        param=path,
+        code=code,
     )
 
 
@@ -50,5 +56,17 @@ def _path(loc: tuple[int | str, ...]) -> str:
     return ".".join(name for name in names if name not in {"str", "int", "float", "bool"})
 
 
+def _value(kind: str, given: object) -> str:
+    """Where it is the value that is wrong, and it is short enough to tell."""
+    is_plain = isinstance(given, str | int | float | bool | None)
+    shown = json.dumps(given) if is_plain else ""
+    if kind in _NO_VALUE or not 0 < len(shown) <= _MAX_SHOWN:
+        return ":"
+    return f" is {shown},"
+
+
 def _sentence(kind: str, message: str) -> str:
-    return "unknown field" if kind == "extra_forbidden" else message[:1].lower() + message[1:]
+    if kind == "extra_forbidden":
+        return "unknown field"
+    plain = message[:1].lower() + message[1:]
+    return plain.replace("input should ", "must ", 1)
