@@ -38,7 +38,7 @@ def test_a_call_takes_room_for_one_then_for_all_its_choices(gate: Gate) -> None:
 
 
 def test_a_call_that_would_never_fit_is_wrong_and_not_early(gate: Gate) -> None:
-    """"Too many requests, try again" would have its client try for good."""
+    """A client that is told "too many requests, try again" would try for good."""
     with gate.admit() as call:
         call.widen_to(3)
     with gate.admit() as call:
