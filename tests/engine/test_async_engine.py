@@ -72,10 +72,22 @@ async def start_engine(
 
 
 def children() -> list[int]:
-    """Processes that this one has started and that have not ended."""
+    """Processes that this one has started and that have not ended.
+
+    Not multiprocessing's resource tracker, which serves its process until the end.
+    """
     me = os.getpid()
     tasks = Path(f"/proc/{me}/task").glob("*/children")
-    return [int(pid) for task in tasks for pid in task.read_text().split()]
+    pids = [int(pid) for task in tasks for pid in task.read_text().split()]
+    return [pid for pid in pids if b"resource_tracker" not in command_line(pid)]
+
+
+def command_line(pid: int) -> bytes:
+    """Nothing of one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 def request(name: str, max_tokens: int = 8, prompt: tuple[int, ...] = (1, 2, 3)) -> Request:
