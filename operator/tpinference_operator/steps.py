@@ -313,6 +313,8 @@ def _engine_failure(group: Group, context: Context) -> LastFailure:
             "pod": seen.pod,
             "node": seen.node,
             "exit_code": seen.exit_code,
+            # The engine's own, which is before this look at it.
+            "time": format_time(parse_time(seen.time)) if seen.time else failure.time,
         }
     )
 

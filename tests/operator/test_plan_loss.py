@@ -9,6 +9,7 @@ import pytest
 from harness.plan_world import Body, World
 
 from tpinference_operator.api.reasons import Reason
+from tpinference_operator.observe import format_time
 
 MakeWorld = Callable[..., World]
 
@@ -107,6 +108,24 @@ def test_an_engine_that_gave_up_is_restarted_as_a_group(
     world.fail_engine("0/1", reason)
     assert world.plan_once() == ["record", f"delete 0/{reason}"]
     assert only_group(world)["lastFailure"]["message"] == "what happened"
+
+
+def test_a_failure_has_the_time_that_the_engine_gives_and_not_that_of_the_look(
+    make_running: MakeWorld,
+) -> None:
+    world = make_running()
+    world.fail_engine("0/1", "GroupFailed")
+    failed_at = format_time(world.now - timedelta(seconds=7))
+    (engine,) = [seen for seen in world.engines.values() if seen["state"] == "failed"]
+    engine["lastFailure"] = {
+        "reason": "GroupFailed",
+        "message": "rank 1 died",
+        "time": failed_at,
+        "rank": 1,
+    }
+    world.plan_once()
+    last = only_group(world)["lastFailure"]
+    assert (last["time"], last["rank"], last["message"]) == (failed_at, 1, "rank 1 died")
 
 
 @pytest.mark.parametrize("reason", ["InvalidModel", "InvalidConfig", "InsufficientResources"])
