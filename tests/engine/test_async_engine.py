@@ -67,7 +67,7 @@ async def start_engine(
             return engine
 
         yield start
-    assert children() == []
+    assert {pid: command_line(pid) for pid in children()} == {}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -202,7 +202,7 @@ async def test_a_shutdown_ends_open_streams_and_is_idempotent(
     assert last.finish_reason is FinishReason.ABORT
     assert (engine.status().state, engine.status().last_failure) == ("stopped", None)
     assert [rank.state for rank in engine.status().ranks] == ["dead"]
-    assert children() == []
+    assert {pid: command_line(pid) for pid in children()} == {}
     with pytest.raises(EngineStopped, match="the engine is stopped"):
         engine.generate(request("b"))
     await engine.shutdown()
@@ -344,7 +344,7 @@ async def test_a_model_that_is_not_there_fails_the_start_with_its_reason(
     assert (failure.reason, failure.exit_code) == ("InvalidModel", None)
     assert engine.status().state == "failed"
     await engine.shutdown()
-    assert children() == []
+    assert {pid: command_line(pid) for pid in children()} == {}
 
 
 async def test_a_start_past_its_deadline_is_ended_by_force(
@@ -356,7 +356,7 @@ async def test_a_start_past_its_deadline_is_ended_by_force(
         await engine.start(0.001)
     await engine.shutdown()
     assert engine.status().reason == "StartupTimedOut"
-    assert children() == []
+    assert {pid: command_line(pid) for pid in children()} == {}
 
 
 async def test_an_engine_that_was_never_started_can_be_shut_down(

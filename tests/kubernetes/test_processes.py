@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,15 @@ from embedded.processes import Processes, read_start_ticks
 from embedded.wait import wait_for
 
 SLEEP = ["sleep", "600"]
+
+
+@pytest.fixture(autouse=True)
+def leave_nobody_dead() -> Iterator[None]:
+    """What another run stops stays a dead child of this one, and later tests count theirs."""
+    yield
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def test_a_started_process_runs_until_it_is_stopped(tmp_path: Path) -> None:
