@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from step_benchmark.processes import ENGINE_CORE, children_that_run
 from step_benchmark.raylets import RayletGroup
 
 from tpinference_engine.bench.engine_run import make_requests, running_engine
@@ -91,7 +92,8 @@ def measure(placement: str, args: argparse.Namespace) -> Row:
 
 async def _measure(config: EngineConfig, placement: str, args: argparse.Namespace) -> Row:
     async with running_engine(config, max_requests=8) as engine:
-        pids = [_core_pid(), *(place["pid"] for place in await engine.collective_rpc("place"))]
+        pids = children_that_run(ENGINE_CORE)
+        pids += [place["pid"] for place in await engine.collective_rpc("place")]
         gaps = await _token_gaps(engine, args.output_len, "warm-up")
         waiting = await _percent_of_a_core(pids, asyncio.sleep(REST_AFTER_S / 2))
         await asyncio.sleep(REST_AFTER_S)
@@ -144,18 +146,6 @@ def _used_s(pids: Sequence[int]) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks * _SECONDS_PER_TICK
-
-
-def _core_pid() -> int:
-    """The spawned engine core; beside it this process has the one of the raylets and a tracker."""
-    for command in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            parent = int((command.parent / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"engine.core_process" in command.read_bytes():
-                return int(command.parent.name)
-        except OSError:
-            continue  # It ended meanwhile.
-    raise RuntimeError("this process has no engine core")
 
 
 if __name__ == "__main__":

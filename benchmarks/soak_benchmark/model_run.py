@@ -10,9 +10,10 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from step_benchmark.processes import ENGINE_CORE, children_that_run
 
 from soak_benchmark.driver_report import Reports
 from tpinference_engine.bench.engine_run import running_engine
@@ -90,7 +91,7 @@ class ModelRun:
             self._reports.send("ended", shutdown_s=time.monotonic() - began_s)
 
     async def _report_start(self, engine: AsyncEngine) -> None:
-        (core,) = _children_that_run("core_process")
+        (core,) = children_that_run(ENGINE_CORE)
         places = await engine.collective_rpc("place")
         ranks = {f"rank {rank}": place["pid"] for rank, place in enumerate(places)}
         self._reports.send("started", pids={"API server": os.getpid(), "driver": core, **ranks})
@@ -125,16 +126,6 @@ class ModelRun:
             if self._reports.silent_s > self._task.report_every_s:
                 self._reports.send("progress", total=self._num_steps + len(tokens), wrong=0)
         return tokens
-
-
-def _children_that_run(module: str) -> Iterator[int]:
-    for command in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            parent = (command.parent / "stat").read_text().rpartition(")")[2].split()[1]
-            if int(parent) == os.getpid() and module.encode() in command.read_bytes():
-                yield int(command.parent.name)
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # It ended meanwhile.
 
 
 if __name__ == "__main__":

@@ -7,13 +7,11 @@ reach them, and not NCCL.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from tpinference_engine.config import EngineConfig
 from tpinference_engine.runner.base import RankSetup
-from tpinference_engine.runner.device_queue import Ticket, make_queue, run
+from tpinference_engine.runner.device_queue import QueuedTokens, make_queue, run
 from tpinference_engine.step import StepInput
 
 _HIDDEN = 8192
@@ -21,17 +19,6 @@ _NUM_WEIGHTS = 4
 """Of 128 MiB each, used in turn: more than the device's own cache holds."""
 _CALIBRATION_LAYERS = 64
 _CALIBRATION_REPLAYS = 50
-
-
-@dataclass(frozen=True, slots=True)
-class _Tokens:
-    ticket: Ticket
-    host: torch.Tensor
-
-    def wait(self) -> list[int]:
-        self.ticket.wait()
-        tokens: list[int] = self.host.tolist()
-        return tokens
 
 
 class CudaGraphRunner:
@@ -60,7 +47,7 @@ class CudaGraphRunner:
         self._graph = run(self._queue, self._capture)
         self.enqueue(StepInput(0, 0, 0)).wait()
 
-    def enqueue(self, step: StepInput) -> _Tokens:
+    def enqueue(self, step: StepInput) -> QueuedTokens:
         self._turn = 1 - self._turn
         output = self._outputs[self._turn][: len(step.sample)]
 
@@ -70,7 +57,7 @@ class CudaGraphRunner:
         ticket = self._queue.submit(sample)
         if step.forward:
             self._queue.submit(self._graph.replay)
-        return _Tokens(ticket, output)
+        return QueuedTokens(ticket, output)
 
     def idle(self) -> None:
         self._queue.submit(lambda: None).wait()

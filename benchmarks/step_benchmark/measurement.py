@@ -15,7 +15,6 @@ from step_benchmark.paced import PacedDriver
 from step_benchmark.pipeline import RayPipeline, StepDriver, ThreadRanks
 from step_benchmark.runners import runner_factory
 from tpinference_engine.config import EngineConfig
-from tpinference_engine.engine.pace import Pace
 from tpinference_engine.executor.factory import make_executor
 from tpinference_engine.step import StepInput
 from tpinference_engine.worker import SWITCH_INTERVAL_S
@@ -88,7 +87,7 @@ def _start(task: Task) -> StepDriver:
     executor = make_executor(config, max_model_len, factory)
     executor.start(lambda stage: None)
     if task.paced and cell.returns == "lagged" and not cell.is_baseline:
-        return PacedDriver(executor, Pace("cpu" if cell.device == "cpu" else "cuda"))
+        return PacedDriver(executor, "cpu" if cell.device == "cpu" else "cuda")
     return executor
 
 

@@ -1,4 +1,4 @@
-"""Steps sent and looked for when the engine's own loop would: the product's pace around a driver.
+"""Steps at the pace of the engine's own loop: the product's stepper around a benchmark's driver.
 
 On an accelerator the loop holds a call back while the device is busy anyway; on a CPU it sleeps
 instead of spinning for the answer. Either could cost time, so what is measured has it too.
@@ -9,41 +9,33 @@ from __future__ import annotations
 import time
 
 from step_benchmark.pipeline import StepDriver
-from tpinference_engine.engine.pace import Pace
+from tpinference_engine.config import Device
+from tpinference_engine.engine.stepper import Stepper
 from tpinference_engine.executor.base import RankPlace
 from tpinference_engine.step import StepInput, StepOutput
 
 
 class PacedDriver:
-    """One call in flight."""
+    """One call in flight: it is sent when it is asked for, which is at once after it was given."""
 
-    def __init__(self, driver: StepDriver, pace: Pace) -> None:
+    def __init__(self, driver: StepDriver, device: Device) -> None:
         self._driver = driver
-        self._pace = pace
-        self._bucket = 0
-        """Of the step before the one in flight."""
-        self._next_bucket = 0
-        self._answered_at = 0.0
-        self._held_s = 0.0
+        self._stepper = Stepper(driver, device)
+        self._step: StepInput | None = None
 
     @property
     def places(self) -> tuple[RankPlace, ...]:
         return self._driver.places
 
     def submit(self, step: StepInput) -> None:
-        send_at = self._answered_at + self._pace.hold_s(self._bucket)
-        time.sleep(max(0.0, send_at - time.monotonic()))
-        self._driver.submit(step)
-        self._held_s = time.monotonic() - self._answered_at
-        self._next_bucket = step.bucket
+        assert self._step is None, "one call in flight"
+        time.sleep(self._stepper.early_s)
+        self._step = step
 
     def collect(self) -> StepOutput:
-        time.sleep(max(0.0, self._pace.nap_s(self._bucket) - self._held_s))
-        output = self._driver.collect()
-        if self._bucket:
-            self._pace.observe(self._bucket, self._held_s, output.skew_us / 1e6)
-        self._bucket = self._next_bucket
-        self._answered_at = time.monotonic()
+        assert self._step is not None, "submit came before"
+        step, self._step = self._step, None
+        output, _ = self._stepper.run(step)
         return output
 
     def shutdown(self) -> None:

@@ -20,7 +20,6 @@ from step_benchmark.report import Row, judge, make_rows, render
 from step_benchmark.runners import SyncReturn, runner_factory
 
 from tpinference_engine.config import EngineConfig
-from tpinference_engine.engine.pace import Pace
 from tpinference_engine.executor.base import RankPlace
 from tpinference_engine.runner.base import RankSetup
 from tpinference_engine.runner.echo import DEFAULT_VOCAB_SIZE, EchoRunner, echo_token
@@ -139,7 +138,7 @@ class InstantDriver:
 
     def collect(self) -> StepOutput:
         self.looked_at.append(time.monotonic())
-        return StepOutput(self.step.step_id, 0, 0, 0, 0, skew_us=20_000)
+        return StepOutput(self.step.step_id, 0, 0, 0, 0, skew_us=20_000, skews_us=(20_000,))
 
     def shutdown(self) -> None:
         """Nothing is held."""
@@ -152,7 +151,7 @@ def test_paced_steps_are_held_back_or_looked_for_late(
     device: Literal["cuda", "cpu"], held: bool, napped: bool
 ) -> None:
     driver = InstantDriver()
-    paced = PacedDriver(driver, Pace(device))
+    paced = PacedDriver(driver, device)
     for step_id in range(3):
         paced.submit(StepInput(step_id, 0, bucket=8))
         paced.collect()

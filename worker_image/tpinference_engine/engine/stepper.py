@@ -6,16 +6,24 @@ It has the clock that `pace.py` does without. It does not know what is in a step
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
 from tpinference_engine.config import Device
 from tpinference_engine.engine.messages import StepReport
 from tpinference_engine.engine.pace import Pace
-from tpinference_engine.executor.base import Executor
 from tpinference_engine.step import StepInput, StepOutput
 
 
+class TakesSteps(Protocol):
+    """The part of an Executor that is needed here."""
+
+    def submit(self, step: StepInput) -> None: ...
+
+    def collect(self) -> StepOutput: ...
+
+
 class Stepper:
-    def __init__(self, executor: Executor, device: Device) -> None:
+    def __init__(self, executor: TakesSteps, device: Device) -> None:
         self._executor = executor
         self._pace = Pace(device)
         # Of the last call: the bucket of its step, which the device may be busy with, and when its

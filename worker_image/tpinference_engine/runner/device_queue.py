@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
@@ -36,6 +37,19 @@ class DeviceQueue(Protocol):
     def submit(self, work: Work) -> Ticket: ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedTokens:
+    """What a sample in the queue gives, in the host's memory once its ticket has passed."""
+
+    ticket: Ticket
+    host: torch.Tensor
+
+    def wait(self) -> list[int]:
+        self.ticket.wait()
+        tokens: list[int] = self.host.tolist()
+        return tokens
 
 
 def make_queue(device: torch.device, num_threads: int) -> DeviceQueue:

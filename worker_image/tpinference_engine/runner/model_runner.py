@@ -27,7 +27,7 @@ from tpinference_engine.runner.compute import (
     SampleTensors,
     make_compute,
 )
-from tpinference_engine.runner.device_queue import DeviceQueue, Ticket, make_queue, run
+from tpinference_engine.runner.device_queue import DeviceQueue, QueuedTokens, make_queue, run
 from tpinference_engine.runner.device_state import DeviceState
 from tpinference_engine.runner.memory import measure_memory
 from tpinference_engine.runner.slots import BatchSlots, SlotLimits
@@ -36,17 +36,6 @@ from tpinference_engine.runner.warmup import warm_up_steps
 from tpinference_engine.step import StepInput
 
 GROUP_KINDS: dict[str, Kind] = {"cuda": "nccl", "cpu": "gloo"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Tokens:
-    ticket: Ticket
-    host: torch.Tensor
-
-    def wait(self) -> list[int]:
-        self.ticket.wait()
-        tokens: list[int] = self.host.tolist()
-        return tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +147,7 @@ class ModelRunner:
             self._joined.queue.submit(self._allocated.state.capture)
         self.idle()
 
-    def enqueue(self, step: StepInput) -> _Tokens:
+    def enqueue(self, step: StepInput) -> QueuedTokens:
         running, queue = self._allocated, self._joined.queue
         # 1. On the host: check the message and pack what the device will read.
         chosen = sample_arrays(running.slots.sample(step.sample))
@@ -192,7 +181,7 @@ class ModelRunner:
 
         ticket = queue.submit(sample)
         queue.submit(forward)
-        return _Tokens(ticket, output)
+        return QueuedTokens(ticket, output)
 
     def idle(self) -> None:
         if self._joined_or_none is not None:
